@@ -1,0 +1,82 @@
+"""What was decided: the frozen configuration that the parts of the server are built from.
+
+Each part takes its own slice, never the whole. `resolve()` (options.py holds what was typed) makes a ServeConfig.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from spark_model.checkpoint import Checkpoint
+
+Origin = Literal["request", "flag", "env", "recipe", "model", "checkpoint", "default"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """Used where a request is silent. `origin` maps each field name to where its value comes from."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    origin: dict[str, Origin]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """The HTTP side. Times in seconds, sizes in bytes; 0 = no limit for request_timeout_s."""
+
+    host: str
+    port: int
+    served_model_names: tuple[str, ...]
+    max_model_len: int
+    max_output_tokens: int
+    request_timeout_s: float
+    shutdown_timeout_s: float
+    max_queue_depth: int
+    max_body_bytes: int
+    chat_template: Path | None
+    use_template_overrides: bool
+    chat_template_kwargs: dict[str, Any]
+    sampling: SamplingDefaults
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits of the scheduler, in sequences and tokens. max_prefill_tokens 0 = a prompt in one piece."""
+
+    policy: Literal["fifo"]
+    max_batch_size: int
+    max_num_seqs: int
+    max_prefill_tokens: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What the engine process needs to load and run the model.
+
+    dtype             "auto" lets the model and device decide
+    kv_cache_bytes    memory for the KV pool; 0 = what memory_bound_bytes leaves after the weights
+    """
+
+    checkpoint: Checkpoint
+    device: Literal["cpu", "cuda"]
+    dtype: Literal["auto", "float32", "bfloat16", "float16"]
+    load_format: Literal["auto", "safetensors", "gguf"]
+    block_size: int
+    memory_bound_bytes: int
+    num_threads: int
+    scheduler: SchedulerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """Everything `spark serve` decided. `origin` maps option names to where the value comes from."""
+
+    checkpoint: Checkpoint
+    http: HttpConfig
+    engine: EngineConfig
+    log_level: str
+    origin: dict[str, Origin]

@@ -1,0 +1,104 @@
+"""What travels between the HTTP process and the engine process.
+
+One socket pair; each frame is a 4-byte little-endian length and a msgpack body. Every struct is tagged, so a decoder
+takes the union. The engine sends at most one `StepFrame` per step, with the tokens of all its requests.
+"""
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "timeout", "abort", "error"]
+
+
+class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
+    """A request for the engine.
+
+    request_id       unique while the HTTP process lives
+    token_ids        the prompt
+    max_tokens       new tokens at most; the HTTP process has bounded it by the context already
+    stop_token_ids   ids that end the sequence: EOS (unless ignore_eos) and the client's own
+    min_tokens       while fewer tokens were made, stop_token_ids may not be drawn
+    deadline_s       seconds from now until the request ends with "timeout"; 0 = none
+    """
+
+    request_id: int
+    token_ids: list[int]
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    stop_token_ids: list[int] = []
+    min_tokens: int = 0
+    deadline_s: float = 0.0
+    priority: int = 0
+
+
+class Abort(msgspec.Struct, tag="abort", frozen=True):
+    """Free the request's slot within one step. No frame about it follows. Unknown ids are ignored (it may just have ended)."""
+
+    request_id: int
+
+
+class Stop(msgspec.Struct, tag="stop", frozen=True):
+    """End the engine process at once with exit code 0."""
+
+
+class Progress(msgspec.Struct, tag="progress", frozen=True):
+    """What the engine does while it loads, for the log."""
+
+    message: str
+
+
+class Ready(msgspec.Struct, tag="ready", frozen=True):
+    """The engine serves from now on. Sizes are in tokens and blocks."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    vocab_size: int
+    load_seconds: float
+    memory_bytes: int
+
+
+class EngineStats(msgspec.Struct, frozen=True, array_like=True):
+    """A snapshot after a step. `steps` only grows: it is how health sees progress."""
+
+    steps: int
+    running: int
+    waiting: int
+    free_blocks: int
+    total_blocks: int
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True):
+    """New tokens of one request. `finish` set: this is the request's last output, sent exactly once.
+
+    The stop token itself is in token_ids (it is counted in usage, its text is not shown).
+    admitted is True on the first output after the scheduler took the request into the running set (token_ids may be empty).
+    """
+
+    request_id: int
+    token_ids: list[int]
+    finish: FinishReason | None = None
+    stop_token_id: int | None = None
+    error: str | None = None
+
+
+class StepFrame(msgspec.Struct, tag="step", frozen=True):
+    """One step's outputs; also sent without outputs as a heartbeat, at least once a second."""
+
+    outputs: list[Output]
+    stats: EngineStats
+
+
+class Fatal(msgspec.Struct, tag="fatal", frozen=True):
+    """The engine cannot go on and exits after this frame. `message` is one line for the operator."""
+
+    message: str
+
+
+ToEngine = Submit | Abort | Stop
+FromEngine = Progress | Ready | StepFrame | Fatal
