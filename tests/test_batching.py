@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-WORDS = ["the", "river", "bends", "and", "the", "old", "town", "wakes", "while", "bells", "ring", "over", "wet", "roofs", "and", "carts", "roll", "to", "market"]
+TEXT = "the river bends and the old town wakes while bells ring over wet roofs and carts roll to market"
+WORDS = tuple(TEXT.split(" "))
 
 
 def complete(url: str, prompt: str) -> str:

@@ -1,4 +1,4 @@
-"""Imports go down only: spark_server → spark_model → spark_runtime → spark_kernels; and what must stay light stays light."""
+"""Imports go down only, and what must stay light imports nothing heavy."""
 
 import ast
 import subprocess
