@@ -1,6 +1,5 @@
 """Which class computes which architecture. Adding a model is a file in models/ and a row here."""
 
-import difflib
 import importlib
 
 import torch
@@ -9,6 +8,7 @@ from spark_model.config import ModelConfig
 from spark_model.errors import UnsupportedModelError
 from spark_model.layers.decoder import Decoder
 from spark_model.loaders import WeightSource
+from spark_model.nearest import did_you_mean
 
 MODELS = {
     "LlamaForCausalLM": "spark_model.models.llama:Llama",
@@ -33,10 +33,9 @@ def create_model(
 def find_model_class(architecture: str) -> type[Decoder]:
     """The class of an architecture, which knows its cache and workspace before a weight is read."""
     if architecture not in MODELS:
-        nearest = difflib.get_close_matches(architecture, MODELS, n=1)
-        hint = f"; did you mean `{nearest[0]}`?" if nearest else ""
         raise UnsupportedModelError(
-            f"architecture `{architecture}` is not in this build{hint}\n  hint: known architectures: {', '.join(MODELS)}"
+            f"architecture `{architecture}` is not in this build.{did_you_mean(architecture, MODELS)}\n"
+            f"  hint: known architectures: {', '.join(MODELS)}"
         )
     module_name, class_name = MODELS[architecture].split(":")
     model_class: type[Decoder] = getattr(importlib.import_module(module_name), class_name)

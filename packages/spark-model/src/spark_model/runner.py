@@ -20,7 +20,7 @@ from spark_model.errors import UnsupportedModelError
 from spark_model.facts import read_facts
 from spark_model.factory import create_model, find_model_class
 from spark_model.layers.decoder import Decoder
-from spark_model.loaders import open_weights
+from spark_model.loaders import ProgressReport, open_weights
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -55,8 +55,12 @@ class ModelRunner:
         self.plan = plan
 
     @classmethod
-    def create(cls, checkpoint: Checkpoint, config: RunnerConfig) -> "ModelRunner":
+    def create(
+        cls, checkpoint: Checkpoint, config: RunnerConfig, *, progress: ProgressReport | None = None
+    ) -> "ModelRunner":
         """Load the checkpoint and allocate the KV pool.
+
+        progress   called with (bytes read, bytes in all) while weights are read
 
         Raises OutOfMemoryError before reading a weight where the plan cannot hold one sequence of max_model_len tokens,
         UnsupportedModelError and WeightMissingError as create_model does.
@@ -67,7 +71,7 @@ class ModelRunner:
         dtype = choose_dtype(config.dtype, facts, config.device)
         # Fails early: what the file weighs on disk is the least that the weights can take.
         _plan(model_config, facts.weight_bytes, config, dtype)
-        model = create_model(model_config, open_weights(checkpoint), dtype=dtype, device=config.device)
+        model = create_model(model_config, open_weights(checkpoint, progress=progress), dtype=dtype, device=config.device)
         plan = _plan(model_config, model.weight_bytes, config, dtype)
         pool = KvPool.create(
             model.kv_shapes(model_config),

@@ -1,6 +1,5 @@
 """From a checkpoint's tensors to a model's parameters: names, shapes, row order, and nothing left over."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from spark_model.errors import WeightMissingError
 from spark_model.loaders import WeightSource, missing_weight
+from spark_model.nearest import nearest
 
 # Hugging Face name without its ending → GGUF name, outside of layers and inside of one.
 GGUF_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
@@ -116,13 +116,9 @@ class WeightReader:
         """`rope_freqs.weight` of a GGUF file, [size], if it has one."""
         if ROPE_DIVISORS not in self._all_names:
             return None
-        self._check_shape(ROPE_DIVISORS, (size,))
+        self._check(ROPE_DIVISORS, (size,))
         self._used.add(ROPE_DIVISORS)
         return self.source.tensor(ROPE_DIVISORS).to(torch.float32)
-
-    def ignore(self, name: str) -> None:
-        """Say that a tensor is known and not needed."""
-        self._used.add(self.stored_name(name))
 
     def check_all_used(self) -> None:
         """Raise WeightMissingError if the checkpoint holds a tensor that the model has no place for."""
@@ -130,28 +126,23 @@ class WeightReader:
         if not unknown:
             return
         name = unknown[0]
-        nearest = difflib.get_close_matches(name, sorted(self._used), n=1, cutoff=0.0)
         others = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+        close = nearest(name, self._used, count=1)
+        hint = f"the nearest name that it has is `{close[0]}`; " if close else ""
         raise WeightMissingError(
             f"{self.source.file(name)}: the model has no place for tensor `{name}`{others}\n"
-            f"  hint: the nearest name that it has is `{nearest[0] if nearest else 'none'}`; "
-            "the config and the weights may belong to different models"
+            f"  hint: {hint}the config and the weights may belong to different models"
         )
 
     def _take(self, name: str, shape: tuple[int, ...]) -> str:
         stored = self.stored_name(name)
-        if stored not in self._all_names:
-            raise missing_weight(self.source, stored, shape)
-        self._check_shape(stored, shape)
+        self._check(stored, shape)
         self._used.add(stored)
         return stored
 
-    def _check_shape(self, stored: str, wanted: tuple[int, ...]) -> None:
-        shape = tuple(self.source.shape(stored))
-        if shape != wanted:
-            raise WeightMissingError(
-                f"{self.source.file(stored)}: tensor `{stored}` has shape {list(shape)}, the config asks for {list(wanted)}"
-            )
+    def _check(self, stored: str, wanted: tuple[int, ...]) -> None:
+        if stored not in self._all_names or tuple(self.source.shape(stored)) != wanted:
+            raise missing_weight(self.source, stored, wanted)
 
 
 def half_split_rows(rows: int, heads: int) -> Tensor:
