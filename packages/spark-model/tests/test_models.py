@@ -8,8 +8,8 @@ import torch
 from spark_model.checkpoint import Checkpoint
 from spark_model.config import ModelConfig
 from spark_model.errors import UnsupportedModelError, WeightMissingError
-from spark_model.facts import read_facts
 from spark_model.factory import MODELS, create_model, find_model_class
+from spark_model.facts import read_facts
 from spark_model.layers.decoder import Decoder
 from spark_model.loaders import open_weights
 from spark_model.testing import create_tiny_model, hf_logits, paged_logits, relative_difference, write_gguf
@@ -62,9 +62,8 @@ def prompts() -> list[list[int]]:
 
 
 def load(path: Path) -> Decoder:
-    kind = "gguf" if path.suffix == ".gguf" else "safetensors"
-    checkpoint = Checkpoint(reference=str(path), name="tiny", kind=kind, path=path)
-    config = ModelConfig.from_hf(read_facts(checkpoint).config)
+    checkpoint = Checkpoint(str(path), "tiny", "gguf" if path.suffix == ".gguf" else "safetensors", path)
+    config = ModelConfig.from_facts(read_facts(checkpoint))
     return create_model(config, open_weights(checkpoint), dtype=torch.float32, device="cpu")
 
 
@@ -140,7 +139,7 @@ def test_bfloat16_logits_are_close(tmp_path: Path) -> None:
     oracle = create_tiny_model("Qwen3ForCausalLM", head_dim=32)
     oracle.save_pretrained(tmp_path)
     checkpoint = Checkpoint(reference="tiny", name="tiny", kind="safetensors", path=tmp_path)
-    config = ModelConfig.from_hf(read_facts(checkpoint).config)
+    config = ModelConfig.from_facts(read_facts(checkpoint))
     model = create_model(config, open_weights(checkpoint), dtype=torch.bfloat16, device="cpu")
     got = paged_logits(model, prompts(), (16,))
     wanted = [hf_logits(oracle, tokens) for tokens in prompts()]
@@ -152,9 +151,7 @@ def test_tied_config_with_its_own_head_uses_the_head(tmp_path: Path) -> None:
     oracle = create_tiny_model("LlamaForCausalLM")
     oracle.save_pretrained(tmp_path)
     config = (tmp_path / "config.json").read_text()
-    (tmp_path / "config.json").write_text(
-        config.replace('"tie_word_embeddings": false', '"tie_word_embeddings": true')
-    )
+    (tmp_path / "config.json").write_text(config.replace('"tie_word_embeddings": false', '"tie_word_embeddings": true'))
     got = paged_logits(load(tmp_path), prompts()[:1], (64,))
     assert relative_difference(got[0], hf_logits(oracle, prompts()[0])) < TOLERANCE
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from spark_model.checkpoint import ModelFacts
 from spark_model.errors import CheckpointError, UnsupportedModelError
 
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
@@ -70,6 +71,11 @@ class ModelConfig:
     moe: MoeConfig | None = None
 
     @classmethod
+    def from_facts(cls, facts: ModelFacts) -> "ModelConfig":
+        """As `from_hf`, with the architecture that the facts derived where the config names none."""
+        return cls.from_hf({**facts.config, "architectures": [facts.architecture]})
+
+    @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":
         """Read a Hugging Face config (also one made from GGUF metadata).
 
@@ -83,7 +89,9 @@ class ModelConfig:
         num_kv_heads = read.size("num_key_value_heads", num_heads)
         head_dim = read.size("head_dim", hidden_size // num_heads)
         if num_heads % num_kv_heads:
-            raise CheckpointError(f"config: {num_heads} query heads are not a multiple of {num_kv_heads} key-value heads")
+            raise CheckpointError(
+                f"config: {num_heads} query heads are not a multiple of {num_kv_heads} key-value heads"
+            )
         return cls(
             architecture=architecture,
             vocab_size=read.size("vocab_size"),
@@ -132,7 +140,9 @@ class _Reader:
 def _architecture(config: Mapping[str, Any]) -> str:
     architectures = config.get("architectures")
     if not isinstance(architectures, list | tuple) or not architectures or not isinstance(architectures[0], str):
-        raise CheckpointError(f"config: `architectures` is {architectures!r}, expected a list with the model's class name")
+        raise CheckpointError(
+            f"config: `architectures` is {architectures!r}, expected a list with the model's class name"
+        )
     return architectures[0]
 
 
@@ -158,10 +168,7 @@ def _read_rope(config: Mapping[str, Any], head_dim: int) -> RopeConfig:
     parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     read = _Reader(parameters, "config.rope_parameters")
     outer = _Reader(config)
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    if kind not in get_args(RopeType):
-        known = ", ".join(get_args(RopeType))
-        raise UnsupportedModelError(f"config: RoPE type {kind!r} is not in this build; known types: {known}")
+    kind = _rope_type(parameters.get("rope_type") or parameters.get("type") or "default")
     max_length = outer.size("max_position_embeddings", 2048)
     original_length = max_length
     if kind in _WITH_ORIGINAL_LENGTH:
@@ -174,7 +181,9 @@ def _read_rope(config: Mapping[str, Any], head_dim: int) -> RopeConfig:
         factor = max_length / original_length
     partial = read.number("partial_rotary_factor", outer.number("partial_rotary_factor", 1.0))
     if factor <= 0 or not 0 < partial <= 1:
-        raise CheckpointError(f"config.rope_parameters: factor {factor} or partial_rotary_factor {partial} is out of range")
+        raise CheckpointError(
+            f"config.rope_parameters: factor {factor} or partial_rotary_factor {partial} is out of range"
+        )
     return RopeConfig(
         type=kind,
         theta=float(read.number("rope_theta", outer.number("rope_theta", 10000.0))),
@@ -190,6 +199,14 @@ def _read_rope(config: Mapping[str, Any], head_dim: int) -> RopeConfig:
         beta_slow=float(read.number("beta_slow", 1.0)),
         truncate=bool(parameters.get("truncate", True)),
     )
+
+
+def _rope_type(name: object) -> RopeType:
+    known: tuple[RopeType, ...] = get_args(RopeType)
+    for kind in known:
+        if kind == name:
+            return kind
+    raise UnsupportedModelError(f"config: RoPE type {name!r} is not in this build; known types: {', '.join(known)}")
 
 
 def _read_moe(config: Mapping[str, Any]) -> MoeConfig | None:

@@ -1,5 +1,6 @@
 """A model on a device, as the scheduler sees it: steps in, tokens out."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,10 +18,10 @@ from torch import Tensor
 from spark_model.checkpoint import Checkpoint, ModelFacts
 from spark_model.config import ModelConfig
 from spark_model.errors import UnsupportedModelError
-from spark_model.facts import read_facts
 from spark_model.factory import create_model, find_model_class
+from spark_model.facts import read_facts
 from spark_model.layers.decoder import Decoder
-from spark_model.loaders import ProgressReport, open_weights
+from spark_model.loaders import ProgressReport, WeightSource, open_weights
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -66,12 +67,12 @@ class ModelRunner:
         UnsupportedModelError and WeightMissingError as create_model does.
         """
         facts = read_facts(checkpoint)
-        model_config = ModelConfig.from_hf(facts.config)
+        model_config = ModelConfig.from_facts(facts)
         check_length(model_config, config.max_model_len)
         dtype = choose_dtype(config.dtype, facts, config.device)
-        # Fails early: what the file weighs on disk is the least that the weights can take.
-        _plan(model_config, facts.weight_bytes, config, dtype)
-        model = create_model(model_config, open_weights(checkpoint, progress=progress), dtype=dtype, device=config.device)
+        source = open_weights(checkpoint, progress=progress)
+        _plan(model_config, _least_weight_bytes(source, facts, dtype), config, dtype)
+        model = create_model(model_config, source, dtype=dtype, device=config.device)
         plan = _plan(model_config, model.weight_bytes, config, dtype)
         pool = KvPool.create(
             model.kv_shapes(model_config),
@@ -177,6 +178,12 @@ def check_length(config: ModelConfig, max_model_len: int) -> None:
             f"dynamic RoPE beyond {config.rope.original_length} tokens is not in this build, got {max_model_len} "
             "(--max-seq-len)"
         )
+
+
+def _least_weight_bytes(source: WeightSource, facts: ModelFacts, dtype: torch.dtype) -> int:
+    """What the weights take at least: in `dtype`, or as they are stored where that is less (GGUF blocks)."""
+    converted = sum(math.prod(source.shape(name)) for name in source.names()) * dtype.itemsize
+    return min(facts.weight_bytes, converted)
 
 
 def _plan(model: ModelConfig, weight_bytes: int, config: RunnerConfig, dtype: torch.dtype) -> MemoryPlan:

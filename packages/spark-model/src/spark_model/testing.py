@@ -3,6 +3,7 @@
 transformers and gguf are test dependencies: they are imported where they are used.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 from spark_model.layers.decoder import Decoder
 from spark_model.runner import build_batch
 
-TINY_SHAPE = {
+TINY_SHAPE: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -25,7 +26,12 @@ TINY_SHAPE = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
 }
-TINY_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+TINY_MOE: dict[str, Any] = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
 
 _GGUF_ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -94,7 +100,7 @@ def paged_logits(
                 steps.append(SequenceStep(SequenceId(index), chunk, done[index], blocks, sampling=None))
         batch, token_ids, positions = build_batch(steps, block_size, model.device)
         logits = model.forward(token_ids, positions, pool, batch)
-        for step, part in zip(steps, logits.split([len(step.token_ids) for step in steps]), strict=True):
+        for step, part in zip(steps, torch.split(logits, [len(step.token_ids) for step in steps]), strict=True):
             results[step.sequence].append(part)
             done[step.sequence] += len(step.token_ids)
     return [torch.cat(parts) for parts in results]
@@ -104,7 +110,7 @@ def relative_difference(got: Tensor, wanted: Tensor) -> float:
     """Largest difference as a share of the range of `wanted`; infinite where `got` has a NaN."""
     spread = (wanted.max() - wanted.min()).item()
     difference = (got.float() - wanted.float()).abs().max().item()
-    return difference / spread if difference == difference else float("inf")
+    return float("inf") if math.isnan(difference) else difference / spread
 
 
 def write_gguf(

@@ -64,7 +64,9 @@ def plan_memory(
     needed = kv.blocks_per_sequence
     wanted = min(fitting, needed * kv.max_num_seqs) if num_blocks is None else num_blocks
     if wanted < needed or wanted > fitting:
-        raise OutOfMemoryError(_does_not_fit(bound_bytes, weight_bytes, workspace_bytes, kv, max(wanted, needed), wanted))
+        raise OutOfMemoryError(
+            _does_not_fit(bound_bytes, weight_bytes, workspace_bytes, kv, max(wanted, needed), wanted)
+        )
     rows = (
         MemoryRow("weights", weight_bytes, ""),
         MemoryRow("workspace", workspace_bytes, "activations, attention scores and logits of one step"),

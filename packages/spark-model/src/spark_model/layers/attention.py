@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from spark_kernels.linear import Linear
 from spark_kernels.paged_attention import PagedBatch, paged_attention, write_kv
 from spark_kernels.rmsnorm import rmsnorm
@@ -35,10 +36,10 @@ class Attention:
         """x [T, hidden] → [T, hidden]; writes this step's keys and values into `cache` on the way."""
         num_kv_heads, head_dim = self.num_kv_heads, self.head_dim
         width, kv_width = self.num_heads * head_dim, num_kv_heads * head_dim
-        q, k, v = self.qkv(x).split((width, kv_width, kv_width), dim=-1)
-        q = q.unflatten(-1, (self.num_heads, head_dim))
-        k = k.unflatten(-1, (num_kv_heads, head_dim))
-        v = v.unflatten(-1, (num_kv_heads, head_dim))
+        q, k, v = torch.split(self.qkv(x), [width, kv_width, kv_width], dim=-1)
+        q = q.view(-1, self.num_heads, head_dim)
+        k = k.view(-1, num_kv_heads, head_dim)
+        v = v.view(-1, num_kv_heads, head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q = rmsnorm(q, self.q_norm, self.norm_eps)
             k = rmsnorm(k, self.k_norm, self.norm_eps)
@@ -63,9 +64,7 @@ def create_attention(
             config.hidden_size,
             has_bias=qkv_bias,
         ),
-        output=weights.linear(
-            [(f"{prefix}.o_proj", config.hidden_size, None)], heads * head_dim, has_bias=output_bias
-        ),
+        output=weights.linear([(f"{prefix}.o_proj", config.hidden_size, None)], heads * head_dim, has_bias=output_bias),
         q_norm=weights.vector(f"{prefix}.q_norm.weight", head_dim) if has_qk_norm else None,
         k_norm=weights.vector(f"{prefix}.k_norm.weight", head_dim) if has_qk_norm else None,
         num_heads=heads,

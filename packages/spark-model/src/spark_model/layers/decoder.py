@@ -45,9 +45,7 @@ class Decoder(ABC):
     # llama.cpp's converter reorders q and k rows of this architecture for interleaved rotation.
     gguf_interleaves_heads: ClassVar[bool] = False
 
-    def __init__(
-        self, config: ModelConfig, source: WeightSource, *, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, config: ModelConfig, source: WeightSource, *, dtype: torch.dtype, device: torch.device) -> None:
         """Take every tensor that the config asks for. Raises WeightMissingError naming the first that does not fit."""
         weights = WeightReader(
             source,

@@ -1,5 +1,8 @@
 """Qwen3 with experts: Qwen3's attention, a mixture of experts in the layers that the config names."""
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from spark_model.config import ModelConfig
 from spark_model.layers.attention import Attention, create_attention
 from spark_model.layers.decoder import Decoder
@@ -9,7 +12,7 @@ from spark_model.layers.weights import GGUF_LAYER_NAMES, WeightReader
 
 
 class Qwen3Moe(Decoder):
-    gguf_layer_names = {
+    gguf_layer_names: ClassVar[Mapping[str, str]] = {
         **GGUF_LAYER_NAMES,
         "mlp.gate": "ffn_gate_inp",
         "mlp.experts.gate_proj": "ffn_gate_exps",
