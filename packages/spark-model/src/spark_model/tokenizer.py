@@ -59,7 +59,8 @@ class Tokenizer:
         """
         backend = self._backend if parse_special else self._plain_backend()
         try:
-            return list(backend.encode(text, add_special_tokens=add_special).ids)
+            # The batch call lets other threads run meanwhile, the single call does not.
+            return list(backend.encode_batch_fast([text], add_special_tokens=add_special)[0].ids)
         except Exception as error:  # the library raises bare Exception
             raise TokenizerError(f"text of {len(text)} characters cannot be tokenized: {error}") from error
         except BaseException as error:
