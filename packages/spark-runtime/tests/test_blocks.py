@@ -6,7 +6,6 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from spark_runtime.errors import OutOfBlocksError
 from spark_runtime.kvcache.blocks import BlockAllocator
 from spark_runtime.types import BlockId
@@ -89,9 +88,10 @@ def test_random_walk_keeps_every_block_accounted_for(data: st.DataObject) -> Non
     allocator = BlockAllocator(num_blocks)
     held: list[list[BlockId]] = []
     for _ in range(data.draw(st.integers(0, 30))):
-        if held and data.draw(st.booleans()):
+        action = data.draw(st.sampled_from(["allocate", "release", "share"]))
+        if held and action == "release":
             allocator.release(held.pop(data.draw(st.integers(0, len(held) - 1))))
-        elif held and data.draw(st.booleans()):
+        elif held and action == "share":
             held.append(list(data.draw(st.sampled_from(held))))
             allocator.share(held[-1])
         else:
