@@ -6,6 +6,7 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from spark_runtime.errors import OutOfBlocksError
 from spark_runtime.kvcache.blocks import BlockAllocator
 from spark_runtime.types import BlockId
