@@ -120,7 +120,7 @@ class EngineHandle(asyncio.Protocol):
 def _start_process(fd: int, runner: str) -> "subprocess.Popen[bytes]":
     """Its own process group, so that Ctrl-C reaches the parent alone. What it prints goes to the parent's stderr."""
     return subprocess.Popen(
-        [sys.executable, "-m", "spark_server.engine.process", "--fd", str(fd), "--runner", runner],
+        [sys.executable, "-u", "-m", "spark_server.engine.process", "--fd", str(fd), "--runner", runner],
         stdin=subprocess.DEVNULL,
         stdout=_STDERR,
         pass_fds=(fd,),

@@ -7,6 +7,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from spark_server.config import EngineConfig
 from spark_server.engine.client import EngineState
@@ -119,8 +120,9 @@ class EngineSupervisor:
         self._loaded = asyncio.get_running_loop().create_future()
         handle = await EngineHandle.spawn(self._config, self._runner, self._on_frame, self._on_lost)
         self._handle = handle
+        either: list[asyncio.Future[Any]] = [self._loaded, handle.ended]
         try:
-            await asyncio.wait([self._loaded, handle.ended], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             handle.kill()
             raise
