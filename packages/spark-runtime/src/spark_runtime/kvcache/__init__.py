@@ -1,1 +1,1 @@
-"""The paged KV cache: its memory. Which sequence owns which block is the scheduler's business."""
+"""The paged KV cache: its memory (pool.py) and who owns which block (blocks.py, no torch)."""

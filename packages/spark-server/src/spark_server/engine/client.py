@@ -1,7 +1,4 @@
-"""The HTTP process's side of the engine: starts it, restarts it, submits requests and hands out their tokens.
-
-Interface fixed here; the rest of this file fulfils it.
-"""
+"""What endpoints know of the engine. `EngineSupervisor` (supervisor.py) is the one that runs an engine process."""
 
 from collections.abc import AsyncIterator
 from typing import Literal, Protocol
@@ -33,7 +30,10 @@ class EngineClient(Protocol):
         """Start the engine process and return when it is ready. Raises StartupError with the engine's own line."""
 
     def submit(self, request: Submit) -> EngineStream:
-        """Raises NotReadyError unless state is "ready". The request id is `new_request_id()`'s."""
+        """Raises NotReadyError unless state is "ready", and QueueFullError when --max-num-seqs requests run or wait.
+
+        The request id is `new_request_id()`'s.
+        """
 
     def new_request_id(self) -> int: ...
 

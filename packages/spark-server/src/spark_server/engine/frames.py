@@ -77,7 +77,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one request. `finish` set: this is the request's last output, sent exactly once.
 
     The stop token itself is in token_ids (it is counted in usage, its text is not shown).
-    admitted is True on the first output after the scheduler took the request into the running set (token_ids may be empty).
+    A request's first output comes from the step that admitted it; its token_ids are empty while the prompt is not done.
     """
 
     request_id: int
