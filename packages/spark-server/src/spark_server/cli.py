@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-
 from spark_kernels.errors import SparkError
+
 from spark_server.errors import ConfigError
 from spark_server.options.command import ServeCommand, click_parameters
 
@@ -51,15 +51,11 @@ def prepare(model: str | None, flags: dict[str, object]) -> "Resolved":
 
     Raises click.UsageError without a model, ConfigError with every wrong option, other SparkErrors for the model.
     """
-    from spark_model.facts import read_facts
-    from spark_model.model_toml import find_model_toml
-    from spark_model.reference import resolve_model
     from spark_server import env
-    from spark_server.machine import read_machine
     from spark_server.options.checks import find_problems
     from spark_server.options.layers import merge, read_environment, read_flags, read_recipe
     from spark_server.options.spec import UNSET
-    from spark_server.resolve import describe_problems, resolve
+    from spark_server.resolve import describe_problems
 
     layers = [read_flags(flags), read_environment(env.option_values())]
     problems = find_problems(layers)
@@ -71,6 +67,14 @@ def prepare(model: str | None, flags: dict[str, object]) -> "Resolved":
         if problems:
             raise ConfigError(describe_problems([*problems, "MODEL is missing"]))
         raise click.UsageError("MODEL is missing: give a recipe name, a Hugging Face id, a directory or a .gguf file")
+
+    from spark_model.facts import read_facts
+    from spark_model.model_toml import find_model_toml
+    from spark_model.reference import resolve_model
+
+    from spark_server.machine import read_machine
+    from spark_server.resolve import resolve
+
     try:
         checkpoint = resolve_model(
             reference,

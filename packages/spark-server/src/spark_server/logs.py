@@ -77,7 +77,11 @@ def _terminal_renderer() -> list[Processor]:
         structlog.dev.Column("event", plain),
         structlog.dev.Column("", pair),
     ]
-    return [structlog.dev.ConsoleRenderer(columns=columns)]
+    # a rich traceback would show local variables, prompts among them
+    renderer = structlog.dev.ConsoleRenderer(
+        columns=columns, sort_keys=False, exception_formatter=structlog.dev.plain_traceback
+    )
+    return [renderer]
 
 
 def _plain_or_quoted(value: object) -> str:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from spark_model.checkpoint import Checkpoint, ModelFacts
 from spark_model.model_toml import ModelToml
+
 from spark_server.config import EngineConfig, HttpConfig, Origin, SamplingDefaults, SchedulerConfig, ServeConfig
 from spark_server.errors import ConfigError
 from spark_server.machine import Machine

@@ -11,10 +11,10 @@ _HEAD = """# Options of `spark serve`
 
 Made from the option declarations by `spark dump-serve-options --format markdown > docs/options.md`; a test compares.
 
-A value comes from the first that has one: flag, environment variable (environment.md), recipe, MODEL.toml, the checkpoint,
-built-in default. Start-up prints every value that is not a built-in default, with its origin. A server refuses to start with an option that
-is not available in this build, and reports all refusals together. Exit status: 0 ended as asked, 1 failed, 2 wrong usage.
-"""
+A value comes from the first that has one: flag, environment variable (environment.md), recipe, MODEL.toml, the
+checkpoint, built-in default. Start-up prints every value that is not a built-in default, with its origin.
+A server refuses to start with an option that is not available in this build, and reports all refusals together.
+Exit status: 0 ended as asked, 1 failed, 2 wrong usage."""
 
 
 def surface() -> dict[str, Any]:

@@ -52,9 +52,9 @@ def render_value(value: Value) -> str:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` for the nearest known names, or nothing."""
-    near = difflib.get_close_matches(name, list(known), n=2, cutoff=0.6)
-    return f"; did you mean {' or '.join(near)}?" if near else ""
+    """`; did you mean X?` for the nearest known name, or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _parse_bool(text: str) -> bool:
