@@ -215,6 +215,13 @@ def test_kv_pool_uses_head_dim_and_ungrouped_heads() -> None:
     )
 
 
+@pytest.mark.parametrize("config", [{}, {"text_config": {}}, {**CONFIG, "num_attention_heads": 0}])
+def test_a_configuration_without_sizes_is_left_to_the_engine(config: dict[str, Any]) -> None:
+    assert decide(config=config).config.engine.kv_cache_bytes == 0
+    with pytest.raises(ConfigError, match="a smaller model is needed"):
+        decide(config=config, memory=1 << 20)
+
+
 def test_load_format_has_to_fit_the_checkpoint() -> None:
     assert decide({"load_format": "safetensors"}, kind="safetensors").config.engine.load_format == "safetensors"
     with pytest.raises(ConfigError, match="--load-format safetensors: tiny.gguf is gguf; drop the option"):

@@ -13,6 +13,7 @@ from spark_server.errors import ConfigError
 from spark_server.options.command import ServeCommand, click_parameters
 
 if TYPE_CHECKING:
+    from spark_server.options.spec import Unset
     from spark_server.resolve import Resolved
 
 EXIT_FAILED = 1
@@ -101,7 +102,7 @@ def prepare(model: str | None, flags: dict[str, object]) -> "Resolved":
     )
 
 
-def _missing_file_problems(path: Any, flag: str) -> list[str]:
+def _missing_file_problems(path: "Path | Unset", flag: str) -> list[str]:
     if isinstance(path, Path) and not path.is_file():
         return [f"{flag} {path}: there is no such file"]
     return []

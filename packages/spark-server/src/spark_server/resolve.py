@@ -201,7 +201,7 @@ def _plan_memory(merged: Merged, facts: ModelFacts, machine: Machine, max_model_
     one_context = -(-max_model_len // block_size) * bytes_per_block
     room = bound - facts.weight_bytes
     if one_context > room:
-        fitting = max(0, room) // bytes_per_block * block_size
+        fitting = max(0, room) // bytes_per_block * block_size if bytes_per_block else 0
         fix = f"give --max-seq-len {fitting} or less" if fitting else "a smaller model is needed"
         problem = (
             f"--max-seq-len {max_model_len}: needs {_gib(one_context)} of KV cache beside {_gib(facts.weight_bytes)} of "
@@ -215,13 +215,20 @@ def _plan_memory(merged: Merged, facts: ModelFacts, machine: Machine, max_model_
 
 
 def _kv_bytes_per_token(facts: ModelFacts, dtype: str) -> int:
-    """For "auto" as if it were float32, which is the most that it can become."""
-    config = facts.config
-    num_heads = int(config["num_attention_heads"])
-    kv_heads = int(config.get("num_key_value_heads") or num_heads)
-    head_dim = int(config.get("head_dim") or int(config["hidden_size"]) // num_heads)
+    """For "auto" as if it were float32, which is the most that it can become.
+
+    0 where the configuration has no such numbers: no model of this build, which the engine refuses by its architecture.
+    """
+    num_layers, num_heads = _count(facts, "num_hidden_layers"), _count(facts, "num_attention_heads")
+    kv_heads = _count(facts, "num_key_value_heads") or num_heads
+    head_dim = _count(facts, "head_dim") or (_count(facts, "hidden_size") // num_heads if num_heads else 0)
     bytes_per_element = 4 if dtype in ("auto", "float32") else 2
-    return 2 * int(config["num_hidden_layers"]) * kv_heads * head_dim * bytes_per_element
+    return 2 * num_layers * kv_heads * head_dim * bytes_per_element
+
+
+def _count(facts: ModelFacts, key: str) -> int:
+    value = facts.config.get(key)
+    return value if isinstance(value, int) and value > 0 else 0
 
 
 def _gib(num_bytes: int) -> str:
