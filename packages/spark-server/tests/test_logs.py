@@ -65,6 +65,14 @@ def test_libraries_print_through_the_same_renderer(is_terminal: bool) -> None:
         assert (line["event"], line["level"]) == ("went wrong", "error")
 
 
+def test_our_own_modules_print_from_the_level_on() -> None:
+    stream = io.StringIO()
+    logs.configure("info", stream=stream)
+    logging.getLogger("spark_server.http.server").info("ready url=%s", "http://x")
+    logging.getLogger("spark_server.http.server").debug("chatter")
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["ready url=http://x"]
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_tracebacks_show_no_local_variables(is_terminal: bool) -> None:
     stream = io.StringIO()

@@ -76,7 +76,7 @@ def test_resolve_fills_everything_from_defaults() -> None:
         "policy": "fifo",
         "max_batch_size": 8,
         "max_num_seqs": 128,
-        "max_prefill_tokens": 8192,
+        "max_prefill_tokens": 512,
         "max_model_len": 32768,
     }
     assert resolved.config.log_level == "info"

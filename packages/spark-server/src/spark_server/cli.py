@@ -42,7 +42,7 @@ def _serve(model: str | None, **given: Any) -> int:
     for warning in resolved.warnings:
         logger.warning(warning)
 
-    from spark_server.http.server import run
+    from spark_server.start import run
 
     return run(config)
 

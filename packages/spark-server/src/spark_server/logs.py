@@ -21,9 +21,14 @@ _LEVELS: dict[LogLevel, int] = {
     "error": logging.ERROR,
 }
 
+_PACKAGES = ("spark_kernels", "spark_runtime", "spark_model", "spark_server")
+
 
 def configure(level: LogLevel, *, stream: TextIO | None = None, is_terminal: bool | None = None) -> None:
-    """Once a process, after its arguments are parsed. Libraries that use `logging` print through the same renderer."""
+    """Once a process, after its arguments are parsed.
+
+    Modules and libraries that use `logging` print through the same renderer; libraries only from WARNING on.
+    """
     stream = sys.stderr if stream is None else stream
     is_terminal = stream.isatty() if is_terminal is None else is_terminal
     shared: list[Processor] = [
@@ -45,6 +50,8 @@ def configure(level: LogLevel, *, stream: TextIO | None = None, is_terminal: boo
         )
     )
     logging.basicConfig(level=max(_LEVELS[level], logging.WARNING), handlers=[handler], force=True)
+    for package in _PACKAGES:  # the others' chatter is of no use to the operator
+        logging.getLogger(package).setLevel(_LEVELS[level])
 
 
 def get_logger() -> FilteringBoundLogger:

@@ -27,6 +27,9 @@ NEUTRAL_SAMPLING: Mapping[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_
 # A small model with its engine and server stays under 1.5 GiB; a context longer than this gets its room nevertheless.
 CPU_KV_CACHE_BYTES = 256 << 20
 
+# On the CPU longer chunks are no faster, and attention scores take memory by chunk × context.
+CPU_PREFILL_TOKENS = 512
+
 T = TypeVar("T")
 
 
@@ -151,7 +154,7 @@ def _engine_config(
             policy="fifo",
             max_batch_size=_settled(scheduling.max_batch_size),
             max_num_seqs=_settled(scheduling.max_num_seqs),
-            max_prefill_tokens=_settled(scheduling.max_prefill_tokens),
+            max_prefill_tokens=_given(scheduling.max_prefill_tokens, CPU_PREFILL_TOKENS),
             max_model_len=max_model_len,
         ),
         kv_cache_bytes=kv_cache_bytes,

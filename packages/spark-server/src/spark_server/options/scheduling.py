@@ -25,7 +25,7 @@ class SchedulingOptions:
     max_prefill_tokens: int | Unset = option(
         "Prompt tokens in one step; longer prompts are cut. 0 runs a prompt in one piece.",
         unit="tokens",
-        default=8192,
+        default_note="512 on the CPU",
         minimum=0,
         recipe_aliases=("max_num_batched_tokens",),
         recipe_rank=20,
