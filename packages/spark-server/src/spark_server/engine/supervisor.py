@@ -118,7 +118,10 @@ class EngineSupervisor:
         """Start a process and wait until it serves. Raises StartupError when it ends before."""
         self._fatal = None
         self._loaded = asyncio.get_running_loop().create_future()
-        handle = await EngineHandle.spawn(self._config, self._runner, self._on_frame, self._on_lost)
+        try:
+            handle = await EngineHandle.spawn(self._config, self._runner, self._on_frame, self._on_lost)
+        except OSError as error:
+            raise StartupError(f"the engine process cannot be started: {error}") from error
         self._handle = handle
         either: list[asyncio.Future[Any]] = [self._loaded, handle.ended]
         try:
