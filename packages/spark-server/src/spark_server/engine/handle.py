@@ -29,7 +29,8 @@ class EngineHandle(asyncio.Protocol):
 
     on_frame   called with each frame
     on_lost    called once, when no frame can come any more
-    ended      done when the process is reaped; its result is the exit code, negative for a signal
+    ended      done when the process is reaped, after `on_lost`; its result is the exit code, negative for a signal. Await it through
+               `wait` or asyncio.wait: a task that awaits a bare future cancels it when it is cancelled itself
     """
 
     def __init__(self, on_frame: Callable[[FromEngine], None], on_lost: Callable[[], None]) -> None:
@@ -39,6 +40,8 @@ class EngineHandle(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.WriteTransport | None = None
+        self._is_lost = False
+        self._exit_code: int | None = None
         self.ended: asyncio.Future[int] = self._loop.create_future()
 
     @classmethod
@@ -56,6 +59,7 @@ class EngineHandle(asyncio.Protocol):
         except BaseException:
             ours.close()
             handle.kill()
+            handle._is_lost = True
             raise
         handle._write(encode_config(config))
         return handle
@@ -64,6 +68,10 @@ class EngineHandle(asyncio.Protocol):
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    async def wait(self) -> int:
+        """The exit code, when the process is reaped."""
+        return await asyncio.shield(self.ended)
 
     def send(self, frame: ToEngine) -> None:
         """Never waits. What is sent to a process that is gone is lost; `on_lost` tells."""
@@ -91,9 +99,11 @@ class EngineHandle(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        if not self.ended.done():
+        self._is_lost = True
+        if self._exit_code is None:
             self._loop.call_later(_GRACE_S, self.kill)
         self._on_lost()
+        self._note_end()
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -112,9 +122,14 @@ class EngineHandle(asyncio.Protocol):
             return
 
     def _note_exit(self, code: int) -> None:
-        self._loop.call_later(_GRACE_S, self._close)
-        if not self.ended.done():
-            self.ended.set_result(code)
+        self._exit_code = code
+        if not self._is_lost:
+            self._loop.call_later(_GRACE_S, self._close)
+        self._note_end()
+
+    def _note_end(self) -> None:
+        if self._is_lost and self._exit_code is not None and not self.ended.done():
+            self.ended.set_result(self._exit_code)
 
 
 def _start_process(fd: int, runner: str) -> "subprocess.Popen[bytes]":

@@ -118,7 +118,10 @@ class EngineSupervisor:
         """Start a process and wait until it serves. Raises StartupError when it ends before."""
         self._fatal = None
         self._loaded = asyncio.get_running_loop().create_future()
-        handle = await EngineHandle.spawn(self._config, self._runner, self._on_frame, self._on_lost)
+        try:
+            handle = await EngineHandle.spawn(self._config, self._runner, self._on_frame, self._on_lost)
+        except OSError as error:
+            raise StartupError(f"the engine process cannot be started: {error}") from error
         self._handle = handle
         either: list[asyncio.Future[Any]] = [self._loaded, handle.ended]
         try:
@@ -130,13 +133,12 @@ class EngineSupervisor:
             raise StartupError(
                 self._fatal or f"the engine process {_describe_exit(handle.ended.result())} while loading"
             )
-        if self.state != "stopped":
-            self.state = "ready"
 
     async def _watch(self) -> None:
         """Replace the engine when it dies, at most MAX_RESTARTS times in RESTART_WINDOW_S."""
-        while self._handle is not None:
-            code = await self._handle.ended
+        assert self._handle is not None
+        while self.state in ("ready", "restarting"):
+            code = await self._handle.wait()
             _log.error("engine lost: %s", self._fatal or f"the process {_describe_exit(code)}")
             while self.state == "restarting":
                 if not self._may_restart():
@@ -171,11 +173,14 @@ class EngineSupervisor:
     def _on_ready(self, frame: Ready) -> None:
         self.ready = frame
         self._last_progress = self._clock()
+        # Here, not where the launch resumes: the process may be lost before that, and then it is "restarting".
+        if self.state != "stopped":
+            self.state = "ready"
         if self._loaded is not None and not self._loaded.done():
             self._loaded.set_result(None)
 
     def _on_step(self, frame: StepFrame) -> None:
-        if self.stats is None or frame.stats.steps != self.stats.steps:
+        if frame.stats.steps != (self.stats.steps if self.stats is not None else 0):
             self._last_progress = self._clock()
         self.stats = frame.stats
         for output in frame.outputs:
@@ -212,7 +217,7 @@ async def _end(handle: EngineHandle) -> None:
     await asyncio.wait([handle.ended], timeout=_CLOSE_S)
     if not handle.ended.done():
         handle.kill()
-        await handle.ended
+        await handle.wait()
 
 
 def _describe_exit(code: int) -> str:
