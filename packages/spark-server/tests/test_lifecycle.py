@@ -20,9 +20,9 @@ from spark_server.http.server import bind_socket
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
-# `settings` has `config`, changes of the configuration, `engine`, arguments of the fake, and `num_tokens`.
+# `settings` has `config`, changes of the configuration, `engine`, arguments of the fake, and what happens when.
 PROGRAM = """
-import json, logging, sys
+import json, logging, sys, time
 from spark_server.errors import StartupError
 from spark_server.http.server import serve
 from spark_server.http.testing import FakeEngine, answer, create_config, create_text
@@ -36,8 +36,15 @@ def create_engine():
         engine.start_error = StartupError(settings["start_error"])
     return engine
 
+def load_text():
+    if "text_error" in settings:
+        raise StartupError(settings["text_error"])
+    logging.info("loading text")
+    time.sleep(settings.get("text_s", 0))
+    return create_text()
+
 try:
-    sys.exit(serve(create_config(**settings.get("config", {})), create_engine=create_engine, load_text=create_text))
+    sys.exit(serve(create_config(**settings.get("config", {})), create_engine=create_engine, load_text=load_text))
 except StartupError as error:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(1)
@@ -208,8 +215,10 @@ def test_client_that_does_not_read_does_not_hold_the_server() -> None:
         assert connection.recv(15) == b"HTTP/1.1 200 \r\n"
         sent = server.signal(signal.SIGTERM)
         assert server.wait_exit() == 0
-        assert time.monotonic() - sent < 6.0
+        assert time.monotonic() - sent < 4.0
         connection.close()
+        server.wait_line("^stopped cut=1$")
+        assert not any("Traceback" in line for line in server.lines), server.lines
 
 
 def test_port_in_use_is_known_before_anything_starts() -> None:
@@ -231,6 +240,21 @@ def test_engine_that_cannot_start_ends_the_server() -> None:
         assert server.wait_exit(20) == 1
         server.wait_line("^error: the model needs 9 GiB, 4 GiB are free")
         assert not any("Traceback" in line or line.startswith("ready") for line in server.lines), server.lines
+
+
+def test_text_that_cannot_be_loaded_ends_the_server() -> None:
+    with start_server(text_error="tokenizer.json is missing", engine={"load_s": 60}) as server:
+        assert server.wait_exit(20) == 1
+        server.wait_line("^error: tokenizer.json is missing$")
+        assert not any("Traceback" in line for line in server.lines), server.lines
+
+
+def test_signal_while_the_text_is_loaded() -> None:
+    with start_server(text_s=60, engine={"load_s": 60}) as server:
+        server.wait_line("^loading text$")
+        sent = server.signal(signal.SIGTERM)
+        assert server.wait_exit() == 0
+        assert time.monotonic() - sent < 2.0
 
 
 def test_bind_socket_unknown_host() -> None:
