@@ -11,7 +11,14 @@ from spark_server.http.chat import create_chat_completion
 from spark_server.http.completions import create_completion
 from spark_server.http.errors import answer_error, answer_routing_error
 from spark_server.http.health import check_health, check_live, show_root
-from spark_server.http.middleware import REQUEST_ID_HEADER, ErrorBoundary, LastingDisconnect, OpenRequests, RequestIds
+from spark_server.http.middleware import (
+    REQUEST_ID_HEADER,
+    ErrorBoundary,
+    LastingDisconnect,
+    OpenRequests,
+    RequestIds,
+    UnreadBody,
+)
 from spark_server.http.models import list_models, retrieve_model
 from spark_server.http.services import Services
 
@@ -41,6 +48,7 @@ def create_app(services: Services) -> Starlette:
                 expose_headers=[REQUEST_ID_HEADER],
             ),
             Middleware(LastingDisconnect),
+            Middleware(UnreadBody),
             Middleware(ErrorBoundary),
         ],
         exception_handlers={

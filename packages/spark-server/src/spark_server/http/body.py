@@ -4,7 +4,6 @@ import asyncio
 from concurrent.futures import Executor
 from typing import TypeVar
 
-import anyio
 from starlette.requests import ClientDisconnect, Request
 
 from spark_server.http.errors import BodyTooLargeError, ClientGoneError
@@ -12,8 +11,6 @@ from spark_server.protocols.openai_body import OpenAiBody, decode_body
 
 # Decoding this much JSON takes about a millisecond; more goes to the executor so that the event loop never blocks.
 INLINE_BYTES = 256 * 1024
-# A client that still sends does not read, and closing on it would lose the answer; so the rest is read and dropped.
-DISCARD_TIMEOUT_S = 5.0
 
 Body = TypeVar("Body", bound=OpenAiBody)
 
@@ -22,7 +19,6 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     """The whole body. Raises BodyTooLargeError (declared or counted) and ClientGoneError."""
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > max_bytes:
-        await discard_body(request)
         raise BodyTooLargeError(f"the body has {declared} bytes, the limit is {max_bytes}")
     chunks: list[bytes] = []
     num_bytes = 0
@@ -30,24 +26,11 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         async for chunk in request.stream():
             num_bytes += len(chunk)
             if num_bytes > max_bytes:
-                break
+                raise BodyTooLargeError(f"the body has more bytes than the limit, {max_bytes}")
             chunks.append(chunk)
     except ClientDisconnect:
         raise ClientGoneError("the client closed the connection while it sent the body") from None
-    if num_bytes > max_bytes:
-        await discard_body(request)
-        raise BodyTooLargeError(f"the body has more bytes than the limit, {max_bytes}")
     return b"".join(chunks)
-
-
-async def discard_body(request: Request) -> None:
-    """Read what the client still sends and drop it, for a limited time."""
-    try:
-        with anyio.move_on_after(DISCARD_TIMEOUT_S):
-            async for _ in request.stream():
-                pass
-    except ClientDisconnect:
-        raise ClientGoneError("the client closed the connection while it sent the body") from None
 
 
 async def decode_in_executor(data: bytes, kind: type[Body], executor: Executor) -> Body:

@@ -1,14 +1,16 @@
-"""What every request passes: its id, its place among the open requests, its disconnect, and the boundary for what nobody expected."""
+"""What every request passes: its id, its place among the open requests, its body and disconnect, and the boundary for what nobody expected."""
 
 import re
 import uuid
 
+import anyio
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from spark_server.http.drain import Drain
 from spark_server.http.errors import error_response
 
+DISCARD_TIMEOUT_S = 5.0
 REQUEST_ID_HEADER = "x-request-id"
 _USABLE_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -68,6 +70,34 @@ class LastingDisconnect:
             return message
 
         await self._app(scope, receive_lasting, send)
+
+
+class UnreadBody:
+    """Reads and drops what is left of a body before a refusal is sent.
+
+    Who still sends does not read: if the connection closed on it, it would see a reset and never the answer.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_read = scope["type"] != "http"
+
+        async def receive_and_note() -> Message:
+            nonlocal is_read
+            message = await receive()
+            is_read = is_read or message["type"] != "http.request" or not message.get("more_body", False)
+            return message
+
+        async def send_after_body(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] >= 400:
+                with anyio.move_on_after(DISCARD_TIMEOUT_S):
+                    while not is_read:
+                        await receive_and_note()
+            await send(message)
+
+        await self._app(scope, receive_and_note, send_after_body)
 
 
 class ErrorBoundary:

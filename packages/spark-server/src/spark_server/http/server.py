@@ -36,7 +36,7 @@ TEXT_THREADS = (
 )
 KEEP_ALIVE_CONNECTION_S = 75  # longer than common client pools keep a connection, so that they close it, not we
 MAX_HEADER_BYTES = 64 * 1024
-GRACEFUL_TIMEOUT_S = 1.0  # for hypercorn's connections to end after the application drained
+CONNECTIONS_TIMEOUT_S = 1.0  # for the last bytes of drained responses to leave
 ENGINE_CLOSE_TIMEOUT_S = 5.0
 FORCED_ENGINE_CLOSE_TIMEOUT_S = 0.5
 
@@ -116,22 +116,32 @@ class _Server:
         self._drain = Drain()
         self._stop_hypercorn = asyncio.Event()
         self._executor = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text")
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Future[Any]] = []  # the engine's start first
 
     async def run(self, create_engine: Callable[[], EngineClient], load_text: Callable[[], ModelText]) -> int:
         self._signals.install()
         engine = create_engine()
         try:
             await self._serve(engine, load_text)
-        finally:
+            await self._finish()
+        except BaseException:
+            await self._close_connections()
             await self._close(engine)
+            raise
+        is_forced = self._signals.second.is_set()
+        if not is_forced:
+            await self._close_connections()
+        await self._close(engine)
+        if is_forced or any(not task.done() for task in self._tasks):
+            _exit_now(128 + self._signals.number if is_forced else 0)
         return 0
 
     async def _serve(self, engine: EngineClient, load_text: Callable[[], ModelText]) -> None:
-        """Returns after the drain. Raises what engine.start and load_text raise."""
+        """Returns when a signal asks to stop. Raises what engine.start and load_text raise."""
         loop = asyncio.get_running_loop()
         starting = self._spawn(engine.start())
         loading = loop.run_in_executor(self._executor, load_text)
+        self._tasks.append(loading)
         if await self._completes(loading, starting):
             listening = self._spawn(self._serve_http(engine, loading.result()))
             if not starting.done():
@@ -139,7 +149,6 @@ class _Server:
             if await self._completes(starting, listening):
                 logger.info("ready url=%s model=%s", self._url, self._config.served_model_names[0])
                 await self._completes(listening)
-        await self._finish()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -182,28 +191,25 @@ class _Server:
         forced.cancel()
         if finish.done():
             logger.info("stopped cut=%d", finish.result())
+        else:
+            logger.warning("stopped by a second signal open=%d", self._drain.num_open)
+
+    async def _close_connections(self) -> None:
+        """Stop listening; unless a client that does not read holds its connection, hypercorn ends within its time."""
+        self._tasks[0].cancel()
+        self._stop_hypercorn.set()
+        await asyncio.wait(self._tasks, timeout=0.1 if self._drain.num_open else CONNECTIONS_TIMEOUT_S)
 
     async def _close(self, engine: EngineClient) -> None:
-        """End connections, tasks and engine, each within its time; at once, with the process, after a second signal."""
-        if self._signals.second.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(engine.close(), FORCED_ENGINE_CLOSE_TIMEOUT_S)
-            logger.warning("ended by a second signal open=%d", self._drain.num_open)
-            _exit_now(128 + self._signals.number)
-        self._stop_hypercorn.set()
-        starting, *listening = self._tasks
-        starting.cancel()
-        await asyncio.wait(self._tasks, timeout=GRACEFUL_TIMEOUT_S + 0.5)
-        for task in listening:
-            task.cancel()
+        timeout_s = FORCED_ENGINE_CLOSE_TIMEOUT_S if self._signals.second.is_set() else ENGINE_CLOSE_TIMEOUT_S
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(engine.close(), ENGINE_CLOSE_TIMEOUT_S)
+            await asyncio.wait_for(engine.close(), timeout_s)
         self._executor.shutdown(wait=False, cancel_futures=True)
         self._listener.close()
 
 
 def _exit_now(code: int) -> NoReturn:
-    """End the process without waiting for threads that tokenise or connections that do not read."""
+    """End the process without waiting for threads that tokenise or clients that do not read."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -222,7 +228,7 @@ def _hypercorn_config(listener: socket.socket) -> hypercorn.Config:
     config.keep_alive_timeout = KEEP_ALIVE_CONNECTION_S
     config.keep_alive_max_requests = sys.maxsize
     config.h11_max_incomplete_size = MAX_HEADER_BYTES
-    config.graceful_timeout = GRACEFUL_TIMEOUT_S
+    config.graceful_timeout = 3600.0  # never used: the process ends first; hypercorn's own cut prints tracebacks
     config.accesslog = None
     errors = logging.getLogger("hypercorn.error")
     errors.setLevel(logging.WARNING)  # its own "Running on" line would be a second ready line

@@ -35,7 +35,6 @@ class EventStream(Response):
         close: Callable[[], Awaitable[None]],
         drain: Drain,
         error_frames: Callable[[Exception], bytes],
-        keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
@@ -43,7 +42,6 @@ class EventStream(Response):
         self._close = close
         self._drain = drain
         self._error_frames = error_frames
-        self._keep_alive_s = keep_alive_s
         self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,7 +68,7 @@ class EventStream(Response):
 
     async def _keep_alive(self, send: Send) -> None:
         while True:
-            wait_s = self._last_sent + self._keep_alive_s - time.monotonic()
+            wait_s = self._last_sent + KEEP_ALIVE_S - time.monotonic()
             if wait_s > 0:
                 await anyio.sleep(wait_s)
             else:
