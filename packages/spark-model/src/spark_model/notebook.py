@@ -1,9 +1,9 @@
 """Models in a notebook: load one by name, let it answer, look at its logits and hidden states.
 
-    import spark_model
-    model = spark_model.load("smollm2")
-    model.generate("What is the capital of France?")
-    model.forward(model.tokenizer.encode("Paris is")).hidden_states[3]  # [T, hidden]
+import spark_model
+model = spark_model.load("smollm2")
+model.generate("What is the capital of France?")
+model.forward(model.tokenizer.encode("Paris is")).hidden_states[3]  # [T, hidden]
 """
 
 from collections.abc import Mapping, Sequence
