@@ -227,10 +227,11 @@ def test_start_submits_what_was_asked() -> None:
     assert bytes(submit_of(prompt=chat).token_ids) == b"user: hi\ntone = dry\nassistant: "
 
 
-def test_start_bounds_max_tokens_by_the_context() -> None:
+def test_start_bounds_max_tokens() -> None:
     assert submit_of(max_tokens=None).max_tokens == 256
-    assert submit_of(max_tokens=1_000_000).max_tokens == 4096 - 6
+    assert submit_of(max_tokens=1_000_000).max_tokens == 256
     assert submit_of(max_tokens=None, prompt=TokenPrompt([1] * 4000)).max_tokens == 96
+    assert submit_of(max_tokens=200, prompt=TokenPrompt([1] * 4000)).max_tokens == 96
     assert submit_of(max_tokens=9, min_tokens=9).min_tokens == 9
     assert submit_of(max_tokens=None, min_tokens=10**30).min_tokens == 256
 

@@ -59,6 +59,7 @@ class Server:
     lines: list[str] = field(default_factory=list)
     news: threading.Condition = field(default_factory=threading.Condition)
     port: int = 0
+    connections: list[http.client.HTTPConnection] = field(default_factory=list)
 
     def read(self) -> None:
         assert self.process.stderr is not None
@@ -80,7 +81,9 @@ class Server:
         self.port = int(match[1])
 
     def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        self.connections.append(connection)
+        return connection
 
     def get(self, path: str) -> tuple[int, Any]:
         connection = self.connect()
@@ -114,6 +117,8 @@ def start_server(**settings: Any) -> Iterator[Server]:
         process.kill()
         process.wait()
         reader.join()
+        for connection in server.connections:
+            connection.close()
         assert process.stderr is not None
         process.stderr.close()
 
@@ -137,7 +142,6 @@ def test_idle_server_ends_at_once(number: int) -> None:
         assert time.monotonic() - sent < 1.0
         assert len([line for line in server.lines if "url=" in line and line.startswith("ready")]) == 1
         assert not any("Traceback" in line or "Running on" in line for line in server.lines), server.lines
-        idle.close()
 
 
 def test_answers_while_the_model_loads() -> None:

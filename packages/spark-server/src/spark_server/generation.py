@@ -104,7 +104,7 @@ class TokenPrompt:
 class GenerationRequest:
     """One choice to generate, whatever protocol asked for it.
 
-    max_tokens    new tokens at most; None = the server's default
+    max_tokens    new tokens at most; None = as many as --max-output-tokens and the context allow, which bound it anyway
     timeout_s     from `received`, a time.monotonic() value; 0 = none
     """
 
@@ -337,7 +337,8 @@ class Pipeline:
             _check_ids(token_ids, ready.vocab_size, _prompt_param(request))
             _check_ids(request.stop_token_ids, ready.vocab_size, "stop_token_ids")
         eos = () if request.ignore_eos else self._text.tokenizer.eos_token_ids
-        max_tokens = min(self._config.max_output_tokens if request.max_tokens is None else request.max_tokens, room)
+        ceiling = min(self._config.max_output_tokens, room)
+        max_tokens = ceiling if request.max_tokens is None else min(request.max_tokens, ceiling)
         return Submit(
             request_id=self._engine.new_request_id(),
             token_ids=token_ids,
