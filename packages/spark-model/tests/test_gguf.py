@@ -221,7 +221,8 @@ WRONG: dict[str, tuple[Callable[[], bytes], str]] = {
     "big-endian": (lambda: b"GGUF" + struct.pack(">IQQ", 3, 0, 0) + bytes(32), "big-endian"),
     "tensor-count": (lambda: b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0) + bytes(64), "tensor count"),
     "tensor-count-file": (lambda: b"GGUF" + struct.pack("<IQQ", 3, 900, 0) + bytes(64), "tensor count 900 at byte 24"),
-    "key-count": (lambda: b"GGUF" + struct.pack("<IQQ", 3, 0, HUGE) + bytes(64), "metadata key count"),
+    "key-count": (lambda: b"GGUF" + struct.pack("<IQQ", 3, 0, HUGE) + bytes(64), "metadata key count .* at most 65536"),
+    "key-count-file": (lambda: b"GGUF" + struct.pack("<IQQ", 3, 0, 900) + bytes(64), "metadata key count 900 at byte 24"),
     "key-length": (
         lambda: b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, HUGE) + bytes(64),
         "metadata key 0 has a length of 18446744073709551615",
