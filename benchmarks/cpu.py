@@ -130,6 +130,7 @@ class Transformers:
     def __init__(self, dtype: str, threads: int) -> None:
         import torch
         import transformers
+
         from spark_model.reference import resolve_model
 
         torch.set_num_threads(threads)
@@ -163,6 +164,7 @@ class LlamaCpp:
 
     def __init__(self, threads: int) -> None:
         import llama_cpp
+
         from spark_model.reference import resolve_model
 
         self.model = llama_cpp.Llama(

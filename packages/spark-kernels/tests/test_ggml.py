@@ -7,6 +7,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+
 from spark_kernels.errors import UnsupportedShapeError
 from spark_kernels.ggml import GgmlTensor, GgmlType
 from spark_kernels.ggml.reference import CHUNK_WEIGHTS, DEQUANTIZERS

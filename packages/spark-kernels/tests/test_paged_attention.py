@@ -2,6 +2,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+
 from spark_kernels.errors import UnsupportedShapeError
 from spark_kernels.paged_attention import PagedBatch, paged_attention, write_kv
 from spark_kernels.testing import assert_close, nan_filled

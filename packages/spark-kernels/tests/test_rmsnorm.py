@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from spark_kernels.errors import UnsupportedShapeError
 from spark_kernels.rmsnorm import add_rmsnorm, rmsnorm
 from spark_kernels.testing import assert_close

@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+
 from spark_kernels.errors import UnsupportedShapeError
 from spark_kernels.rope import apply_rope
 from spark_kernels.testing import assert_close

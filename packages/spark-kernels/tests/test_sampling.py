@@ -3,6 +3,7 @@ from collections import Counter
 
 import pytest
 import torch
+
 from spark_kernels.errors import KernelError, UnsupportedShapeError
 from spark_kernels.sampling import SamplingRow, sample
 from spark_kernels.sampling.philox import philox4x32, uniform

@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from spark_kernels.errors import UnsupportedShapeError
 from spark_kernels.silu_mul import silu_mul
 from spark_kernels.testing import assert_close

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
 from spark_model.config import ModelConfig
 from spark_model.errors import CheckpointError, UnsupportedModelError
 from spark_model.layers.rope import rope_attention_factor, rope_frequencies
 from spark_model.testing import TINY_SHAPE
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], **TINY_SHAPE}
 

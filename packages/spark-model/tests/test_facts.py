@@ -8,6 +8,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+
 from spark_model.checkpoint import Checkpoint, ModelFacts
 from spark_model.errors import CheckpointError, UnsupportedModelError
 from spark_model.facts import ARCHITECTURES, read_facts

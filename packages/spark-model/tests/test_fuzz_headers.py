@@ -15,6 +15,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 from safetensors.numpy import save_file
+
 from spark_model.reference import package_path
 
 CASES_EACH = 250  # of four files: 1,000 in all

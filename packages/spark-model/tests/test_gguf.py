@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+
 from spark_kernels.ggml.types import GgmlType
 from spark_model.checkpoint import Checkpoint
 from spark_model.errors import CheckpointError, WeightMissingError

@@ -13,6 +13,7 @@ from typing import ClassVar
 from urllib.parse import unquote, urlsplit
 
 import pytest
+
 from spark_model.errors import ModelNotFoundError
 from spark_model.hub import RepoReference, _wanted_files, parse_repo_reference
 from spark_model.reference import resolve_model

@@ -1,9 +1,11 @@
 from pathlib import Path
 
 import pytest
+
 from spark_model.checkpoint import ModelFacts
+from spark_model.data import data_folder
 from spark_model.errors import RecipeError
-from spark_model.model_toml import find_model_toml, models_folder, read_model_toml
+from spark_model.model_toml import find_model_toml, read_model_toml
 
 VALID = """
 [model]
@@ -101,7 +103,7 @@ def test_find_model_toml_refuses_a_tie(tmp_path: Path) -> None:
 
 
 def test_shipped_files_are_valid() -> None:
-    files = sorted(models_folder().glob("*/MODEL.toml"))
+    files = sorted(data_folder("models").glob("*/MODEL.toml"))
     assert files
     for path in files:
         read_model_toml(path)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from spark_model.checkpoint import Checkpoint
 from spark_model.config import ModelConfig
 from spark_model.errors import UnsupportedModelError, WeightMissingError

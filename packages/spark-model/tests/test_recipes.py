@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from spark_model.data import data_folder
 from spark_model.errors import RecipeError
 from spark_model.recipes import EXECUTABLE_KEYS, Recipe, find_recipe, list_recipes, locate_recipe, parse_recipe

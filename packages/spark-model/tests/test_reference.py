@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from spark_model.checkpoint import Checkpoint
 from spark_model.errors import CheckpointError, ModelNotFoundError, RecipeError
 from spark_model.recipes import find_recipe

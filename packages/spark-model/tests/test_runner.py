@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from spark_model.checkpoint import Checkpoint
 from spark_model.errors import UnsupportedModelError
 from spark_model.facts import read_facts

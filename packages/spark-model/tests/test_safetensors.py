@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+
 from spark_model.checkpoint import Checkpoint
 from spark_model.errors import CheckpointError, WeightMissingError
 from spark_model.loaders import WeightSource, missing_weight, open_weights

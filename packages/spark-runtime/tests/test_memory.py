@@ -1,6 +1,7 @@
 """The memory plan: what is given to the cache, what is refused and with which numbers."""
 
 import pytest
+
 from spark_runtime.errors import OutOfMemoryError
 from spark_runtime.memory import KvDemand, plan_memory
 

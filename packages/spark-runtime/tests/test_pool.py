@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from spark_runtime.errors import OutOfMemoryError
 from spark_runtime.kvcache.pool import KvPool, KvShape, bytes_per_block
 

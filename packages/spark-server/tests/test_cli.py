@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import structlog
+
 from spark_kernels.errors import SparkError
 from spark_model.checkpoint import Checkpoint, ModelFacts
 from spark_model.errors import ModelNotFoundError

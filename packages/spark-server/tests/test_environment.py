@@ -3,6 +3,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 import spark_server
 from spark_server import env
 from spark_server.machine import read_machine

@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 import pytest
+
 from spark_runtime.types import SamplingParams
 from spark_server.engine.frames import Output, Submit
 from spark_server.errors import (

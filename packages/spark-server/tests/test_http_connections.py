@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+
 from spark_server.engine.frames import Submit
 from spark_server.generation import ModelText
 from spark_server.http import sse

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
+
 from spark_server.engine.frames import Output
 from spark_server.errors import EngineFailedError
 from spark_server.http.testing import EOS, FakeEngine, Rig, Script, answer, create_rig
-from starlette.testclient import TestClient
 
 Response = Any  # httpx's or httpx2's, whichever starlette's client found
 
@@ -134,7 +135,7 @@ def test_completion_stream(client: TestClient) -> None:
 
 def test_completion_stream_of_several_prompts(client: TestClient) -> None:
     events = events_of(client.post(COMPLETION_URL, json={"prompt": ["a", "b", "c"], **STREAM}))
-    texts = {index: "" for index in range(3)}
+    texts = dict.fromkeys(range(3), "")
     reasons = []
     for event in events[:-2]:
         [choice] = event["choices"]

@@ -6,12 +6,13 @@ from typing import Any
 
 import anyio
 import pytest
+from starlette.types import Message, Receive, Scope, Send
+
 from spark_server.errors import ShuttingDownError
 from spark_server.http.disconnect import while_connected
 from spark_server.http.drain import Drain
 from spark_server.http.errors import ClientGoneError
 from spark_server.http.middleware import LastingDisconnect
-from starlette.types import Message, Receive, Scope, Send
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+
 from spark_server.errors import StartupError
 from spark_server.http.server import bind_socket
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+
 from spark_server import logs
 
 

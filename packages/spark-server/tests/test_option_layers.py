@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from spark_model.recipes import Recipe
 from spark_server.options.checks import find_problems
 from spark_server.options.layers import built_in_defaults, merge, read_environment, read_flags, read_recipe

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 import pytest
+
 from spark_server.options.checks import find_problems
 from spark_server.options.command import ServeCommand, click_parameters, flag_help, option_help
 from spark_server.options.document import markdown_page, surface

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+
 from spark_server.errors import InvalidRequestError, ModelNameError
 from spark_server.generation import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from spark_server.http.testing import create_config

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+
 from spark_model.checkpoint import Checkpoint, ModelFacts
 from spark_model.model_toml import ModelToml
 from spark_model.recipes import Recipe

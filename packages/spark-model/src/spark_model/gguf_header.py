@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_kernels.ggml.types import TYPES_BY_ID, UNREAD_TYPES, GgmlType
-
 from spark_model.errors import CheckpointError
 
 Value = int | float | bool | str | tuple["Value", ...]

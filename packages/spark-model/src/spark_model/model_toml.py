@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_model.checkpoint import ModelFacts
+from spark_model.data import data_folder
 from spark_model.errors import RecipeError
 
 _TABLES = ("model", "model_types", "sampling")
@@ -68,7 +69,7 @@ def find_model_toml(facts: ModelFacts, names: Sequence[str], folder: Path | None
     """
     best: list[ModelToml] = []
     best_fit = 1
-    for path in sorted((folder or models_folder()).glob("*/MODEL.toml")):
+    for path in sorted((folder or data_folder("models")).glob("*/MODEL.toml")):
         candidate = read_model_toml(path)
         fit = candidate.specificity(facts, names)
         if fit > best_fit:
@@ -78,12 +79,6 @@ def find_model_toml(facts: ModelFacts, names: Sequence[str], folder: Path | None
     if len(best) > 1:
         raise RecipeError(f"{best[0].path} and {best[1].path} both fit {names[0]}; narrow one with match_names")
     return best[0] if best else None
-
-
-def models_folder() -> Path:
-    """models/ inside the installed package, else in the source tree."""
-    packaged = Path(__file__).parent / "data" / "models"
-    return packaged if packaged.is_dir() else Path(__file__).parents[4] / "models"
 
 
 def read_model_toml(path: Path) -> ModelToml:

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from spark_runtime.kvcache.pool import KvPool
-from spark_runtime.types import BlockId, SamplingParams, SequenceId, SequenceStep
 from torch import Tensor
 
 from spark_model.chat_template import ChatTemplate, load_chat_template
@@ -27,6 +25,8 @@ from spark_model.loaders import open_weights
 from spark_model.reference import resolve_model
 from spark_model.runner import DtypeName, ModelRunner, build_batch, check_length, choose_dtype
 from spark_model.tokenizer import Tokenizer, load_tokenizer
+from spark_runtime.kvcache.pool import KvPool
+from spark_runtime.types import BlockId, SamplingParams, SequenceId, SequenceStep
 
 Messages = Sequence[Mapping[str, Any]]
 

@@ -7,14 +7,10 @@ from typing import Literal
 
 import numpy as np
 import torch
-from spark_kernels.paged_attention import PagedBatch
-from spark_kernels.sampling import SamplingRow, sample
-from spark_runtime.errors import DeviceError
-from spark_runtime.kvcache.pool import KvPool, bytes_per_block
-from spark_runtime.memory import KvDemand, MemoryPlan, plan_memory
-from spark_runtime.types import SequenceId, SequenceStep
 from torch import Tensor
 
+from spark_kernels.paged_attention import PagedBatch
+from spark_kernels.sampling import SamplingRow, sample
 from spark_model.checkpoint import Checkpoint, ModelFacts
 from spark_model.config import ModelConfig
 from spark_model.errors import UnsupportedModelError
@@ -22,6 +18,10 @@ from spark_model.factory import create_model, find_model_class
 from spark_model.facts import read_facts
 from spark_model.layers.decoder import Decoder
 from spark_model.loaders import ProgressReport, WeightSource, open_weights
+from spark_runtime.errors import DeviceError
+from spark_runtime.kvcache.pool import KvPool, bytes_per_block
+from spark_runtime.memory import KvDemand, MemoryPlan, plan_memory
+from spark_runtime.types import SequenceId, SequenceStep
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 

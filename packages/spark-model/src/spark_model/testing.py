@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from spark_runtime.kvcache.pool import KvPool
-from spark_runtime.types import BlockId, SequenceId, SequenceStep
 from torch import Tensor
 
 from spark_model.layers.decoder import Decoder
 from spark_model.runner import build_batch
+from spark_runtime.kvcache.pool import KvPool
+from spark_runtime.types import BlockId, SequenceId, SequenceStep
 
 TINY_SHAPE: dict[str, Any] = {
     "vocab_size": 96,

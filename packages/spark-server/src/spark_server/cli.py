@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from spark_kernels.errors import SparkError
 
+from spark_kernels.errors import SparkError
 from spark_server.errors import ConfigError
 from spark_server.options.command import ServeCommand, click_parameters
 
@@ -72,7 +72,6 @@ def prepare(model: str | None, flags: dict[str, object]) -> "Resolved":
     from spark_model.facts import read_facts
     from spark_model.model_toml import find_model_toml
     from spark_model.reference import resolve_model
-
     from spark_server.machine import read_machine
     from spark_server.resolve import resolve
 

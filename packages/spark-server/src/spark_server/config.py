@@ -78,6 +78,7 @@ class EngineConfig:
     num_threads: int
     scheduler: SchedulerConfig
     kv_cache_bytes: int = 0
+    log_level: LogLevel = "info"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import anyio
-from spark_runtime.types import SamplingParams
 
+from spark_runtime.types import SamplingParams
 from spark_server.config import HttpConfig
 from spark_server.engine.client import EngineClient, EngineStream
 from spark_server.engine.frames import Output, Submit

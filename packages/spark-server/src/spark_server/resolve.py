@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from spark_model.checkpoint import Checkpoint, ModelFacts
 from spark_model.model_toml import ModelToml
-
 from spark_server.config import EngineConfig, HttpConfig, Origin, SamplingDefaults, SchedulerConfig, ServeConfig
 from spark_server.errors import ConfigError
 from spark_server.machine import Machine
@@ -158,6 +157,7 @@ def _engine_config(
             max_model_len=max_model_len,
         ),
         kv_cache_bytes=kv_cache_bytes,
+        log_level=_settled(merged.options.server.log_level),
     )
 
 
@@ -258,6 +258,8 @@ def _warnings(config: ServeConfig) -> tuple[str, ...]:
     if config.http.host in ("0.0.0.0", "::"):
         warnings.append("every machine that reaches this one can use the server; --bind 127.0.0.1 keeps it local")
     recipe = config.checkpoint.recipe
+    if recipe is not None:
+        warnings += recipe.warnings
     if recipe is not None and recipe.env:
         names = ", ".join(sorted(recipe.env))
         warnings.append(f"recipe {recipe.name}: env is not applied: {names}; set them before the start if they matter")

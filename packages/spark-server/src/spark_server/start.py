@@ -6,7 +6,6 @@ from spark_model.chat_template import load_chat_template
 from spark_model.data import data_folder
 from spark_model.detokenizer import IncrementalDetokenizer
 from spark_model.tokenizer import load_tokenizer
-
 from spark_server.config import ServeConfig
 from spark_server.engine.supervisor import EngineSupervisor
 from spark_server.generation import ModelText

@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from spark_kernels.linear import Linear
 from spark_kernels.paged_attention import PagedBatch, paged_attention, write_kv
 from spark_kernels.rmsnorm import rmsnorm
 from spark_kernels.rope import apply_rope
-from spark_runtime.kvcache.pool import KvCache
-from torch import Tensor
-
 from spark_model.config import ModelConfig
 from spark_model.layers.weights import WeightReader
+from spark_runtime.kvcache.pool import KvCache
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
+from torch import Tensor
+
 from spark_kernels.ggml import GgmlTensor
 from spark_kernels.linear import Linear, create_embedding, create_linear
 from spark_kernels.paged_attention import PagedBatch
 from spark_kernels.rmsnorm import add_rmsnorm, rmsnorm
-from spark_runtime.kvcache.pool import KvCache, KvShape
-from torch import Tensor
-
 from spark_model.config import ModelConfig
 from spark_model.layers.attention import Attention
 from spark_model.layers.rope import RotaryEmbedding
 from spark_model.layers.weights import GGUF_LAYER_NAMES, WeightReader
 from spark_model.loaders import WeightSource
+from spark_runtime.kvcache.pool import KvCache, KvShape
 
 
 class FeedForward(Protocol):

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from spark_kernels.linear import Linear
-from spark_kernels.silu_mul import silu_mul
 from torch import Tensor
 
+from spark_kernels.linear import Linear
+from spark_kernels.silu_mul import silu_mul
 from spark_model.config import ModelConfig
 from spark_model.layers.weights import WeightReader
 

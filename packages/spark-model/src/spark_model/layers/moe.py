@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-from spark_kernels.linear import Linear
-from spark_kernels.moe import moe_forward
 from torch import Tensor
 
+from spark_kernels.linear import Linear
+from spark_kernels.moe import moe_forward
 from spark_model.config import ModelConfig, MoeConfig
 from spark_model.layers.weights import WeightReader
 

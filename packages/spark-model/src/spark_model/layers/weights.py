@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 import torch
-from spark_kernels.ggml import GgmlTensor
-from spark_kernels.linear import Linear, create_linear
 from torch import Tensor
 
+from spark_kernels.ggml import GgmlTensor
+from spark_kernels.linear import Linear, create_linear
 from spark_model.errors import WeightMissingError
 from spark_model.loaders import WeightSource, missing_weight
 from spark_model.nearest import nearest

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from spark_kernels.ggml import GgmlTensor
 from torch import Tensor
 
+from spark_kernels.ggml import GgmlTensor
 from spark_model.gguf import GgufFile, TensorInfo
 from spark_model.loaders.progress import Consumed, ProgressReport
 from spark_model.loaders.source import missing_weight

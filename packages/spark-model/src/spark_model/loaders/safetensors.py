@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from spark_kernels.ggml import GgmlTensor
 from torch import Tensor
 
+from spark_kernels.ggml import GgmlTensor
 from spark_model.errors import CheckpointError
 from spark_model.loaders.progress import Consumed, ProgressReport
 from spark_model.loaders.source import missing_weight

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from spark_kernels.ggml import GgmlTensor
 from torch import Tensor
 
+from spark_kernels.ggml import GgmlTensor
 from spark_model.errors import WeightMissingError
 from spark_model.nearest import nearest
 

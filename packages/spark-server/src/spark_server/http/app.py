@@ -1,12 +1,12 @@
 """The application: one table of routes, and what every request passes on its way to them."""
 
-from spark_kernels.errors import SparkError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
+from spark_kernels.errors import SparkError
 from spark_server.http.chat import create_chat_completion
 from spark_server.http.completions import create_completion
 from spark_server.http.errors import answer_error, answer_routing_error

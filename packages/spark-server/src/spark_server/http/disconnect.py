@@ -38,7 +38,7 @@ async def while_connected(
             group.start_soon(beside)
         try:
             results.append(await work)
-        except Exception as error:  # noqa: BLE001  # carried out of the group, which would wrap it into an ExceptionGroup
+        except Exception as error:  # carried out of the group, which would wrap it into an ExceptionGroup
             errors.append(error)
         group.cancel_scope.cancel()
     if errors:

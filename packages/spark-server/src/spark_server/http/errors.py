@@ -4,17 +4,17 @@ Endpoints raise; they build no error bodies. Before the first byte an error is a
 a data frame with the same envelope. Protocols with another envelope read the same table.
 """
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
-from spark_kernels.errors import SparkError
-from spark_model.errors import TemplateError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from spark_kernels.errors import SparkError
+from spark_model.errors import TemplateError
+from spark_server import logs
 from spark_server.errors import (
     EngineFailedError,
     InvalidRequestError,
@@ -27,7 +27,7 @@ from spark_server.errors import (
     ShuttingDownError,
 )
 
-logger = logging.getLogger(__name__)
+logger = logs.get_logger()
 
 
 class BodyTooLargeError(ServerError):
@@ -91,10 +91,10 @@ def describe_error(error: Exception) -> tuple[ErrorRow, ErrorEnvelope]:
     row = find_row(error)
     message = str(error)
     if not isinstance(error, SparkError):
-        logger.error("request failed error=%s", type(error).__name__, exc_info=error)
+        logger.error("request failed", error=type(error).__name__, exc_info=error)
         message = "internal error; the server's log says more"
     elif row.status == 500:
-        logger.error("request failed error=%s message=%s", type(error).__name__, message)
+        logger.error("request failed", error=type(error).__name__, message=message)
     param = error.param if isinstance(error, InvalidRequestError) else None
     code = (error.code if isinstance(error, InvalidRequestError) else None) or row.code
     return row, ErrorEnvelope(ErrorBody(message, row.type, param, code))

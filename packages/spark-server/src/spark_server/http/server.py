@@ -20,6 +20,7 @@ import hypercorn
 from hypercorn.asyncio import serve as serve_hypercorn
 from hypercorn.typing import Framework
 
+from spark_server import logs
 from spark_server.config import HttpConfig
 from spark_server.engine.client import EngineClient
 from spark_server.errors import StartupError
@@ -28,7 +29,7 @@ from spark_server.http.app import create_app
 from spark_server.http.drain import Drain
 from spark_server.http.services import Services
 
-logger = logging.getLogger(__name__)
+logger = logs.get_logger()
 
 BACKLOG = 1024
 TEXT_THREADS = (
@@ -145,9 +146,9 @@ class _Server:
         if await self._completes(loading, starting):
             listening = self._spawn(self._serve_http(engine, loading.result()))
             if not starting.done():
-                logger.info("listening url=%s (the model loads; requests get 503 until it is ready)", self._url)
+                logger.info("listening; requests get 503 until the model is loaded", url=self._url)
             if await self._completes(starting, listening):
-                logger.info("ready url=%s model=%s", self._url, self._config.served_model_names[0])
+                logger.info("ready", url=self._url, model=self._config.served_model_names[0])
                 await self._completes(listening)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -184,15 +185,16 @@ class _Server:
     async def _finish(self) -> None:
         """Drain; a second signal ends the wait."""
         timeout_s = self._config.shutdown_timeout_s
-        logger.info("stopping signal=%d open=%d timeout_s=%g", self._signals.number, self._drain.num_open, timeout_s)
+        name = signal.Signals(self._signals.number).name
+        logger.info("stopping", signal=name, open=self._drain.num_open, timeout_s=timeout_s)
         finish = asyncio.create_task(self._drain.finish(timeout_s))
         forced = asyncio.create_task(self._signals.second.wait())
         await asyncio.wait({finish, forced}, return_when=asyncio.FIRST_COMPLETED)
         forced.cancel()
         if finish.done():
-            logger.info("stopped cut=%d", finish.result())
+            logger.info("stopped", cut=finish.result())
         else:
-            logger.warning("stopped by a second signal open=%d", self._drain.num_open)
+            logger.warning("stopped by a second signal", open=self._drain.num_open)
 
     async def _close_connections(self) -> None:
         """Stop listening; unless a client that does not read holds its connection, hypercorn ends within its time."""

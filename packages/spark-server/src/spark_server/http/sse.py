@@ -53,7 +53,7 @@ class EventStream(Response):
             )
         except ClientGoneError:
             return
-        except Exception as error:  # noqa: BLE001  # the request's boundary: whatever went wrong, the stream gets its ending
+        except Exception as error:  # the request's boundary: whatever went wrong, the stream gets its ending
             await send(_body(self._error_frames(error)))
         finally:
             with anyio.CancelScope(shield=True):

@@ -11,9 +11,9 @@ from typing import Any, cast
 import hypercorn
 from hypercorn.asyncio import serve as serve_hypercorn
 from hypercorn.typing import Framework
-from spark_model.errors import TemplateError
 from starlette.applications import Starlette
 
+from spark_model.errors import TemplateError
 from spark_server.config import HttpConfig, SamplingDefaults
 from spark_server.engine.client import EngineState
 from spark_server.engine.frames import EngineStats, FinishReason, Output, Ready, Submit

@@ -5,7 +5,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from spark_model.recipes import Recipe
-
 from spark_server.config import Origin
 from spark_server.options.spec import Value
 from spark_server.options.table import Option, ServeOptions, option_table, recipe_table

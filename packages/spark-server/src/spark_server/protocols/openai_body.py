@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-from spark_runtime.types import SamplingParams
 
+from spark_runtime.types import SamplingParams
 from spark_server.config import HttpConfig
 from spark_server.errors import InvalidRequestError, ModelNameError
 from spark_server.generation import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt

@@ -106,6 +106,8 @@ def _template_kwargs(body: ChatBody, config: HttpConfig) -> dict[str, Any]:
             raise InvalidRequestError(
                 f"Invalid 'chat_template_kwargs': '{name}' belongs to the request itself.", "chat_template_kwargs"
             )
+    if config.disable_thinking:
+        kwargs["enable_thinking"] = False
     return kwargs
 
 
