@@ -15,7 +15,7 @@ def weights() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("normalize", [True, False])
-@pytest.mark.parametrize("num_tokens, top_k", [(0, 2), (1, 1), (7, 2), (33, 6)])
+@pytest.mark.parametrize(("num_tokens", "top_k"), [(0, 2), (1, 1), (7, 2), (33, 6)])
 def test_moe_forward_equals_each_token_alone(num_tokens: int, top_k: int, normalize: bool) -> None:
     gate_up, down = weights()
     x, logits = torch.randn(num_tokens, HIDDEN), torch.randn(num_tokens, NUM_EXPERTS)

@@ -14,7 +14,7 @@ def tables(positions: list[int], rotary: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("num_tokens, rotary", [(1, 64), (7, 64), (7, 32), (0, 64)])
+@pytest.mark.parametrize(("num_tokens", "rotary"), [(1, 64), (7, 64), (7, 32), (0, 64)])
 def test_apply_rope_turns_pairs_and_passes_the_rest(num_tokens: int, rotary: int, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     q, k = torch.randn(num_tokens, 6, 64).to(dtype), torch.randn(num_tokens, 2, 64).to(dtype)

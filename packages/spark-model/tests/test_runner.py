@@ -47,7 +47,7 @@ def checkpoint(oracle: Any, tmp_path_factory: pytest.TempPathFactory) -> Checkpo
 
 @pytest.fixture
 def runner(checkpoint: Checkpoint) -> Iterator[ModelRunner]:
-    yield ModelRunner.create(checkpoint, CONFIG)
+    return ModelRunner.create(checkpoint, CONFIG)
 
 
 def sequence_step(

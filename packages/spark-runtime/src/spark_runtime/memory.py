@@ -82,10 +82,9 @@ def plan_memory(
 def _does_not_fit(
     bound_bytes: int, weight_bytes: int, workspace_bytes: int, kv: KvDemand, num_blocks: int, wanted: int
 ) -> str:
-    if wanted < kv.blocks_per_sequence:
-        purpose = f"one sequence of {kv.max_model_len} tokens"
-    else:
-        purpose = f"{num_blocks} blocks"
+    purpose = (
+        f"one sequence of {kv.max_model_len} tokens" if wanted < kv.blocks_per_sequence else f"{num_blocks} blocks"
+    )
     kv_bytes = num_blocks * kv.bytes_per_block
     total = weight_bytes + workspace_bytes + kv_bytes
     if total <= bound_bytes:  # memory suffices, the caller's number of blocks does not

@@ -199,7 +199,7 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     system_fingerprint: str = SYSTEM_FINGERPRINT
     choices: list[ChunkChoice]
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
 
 
 async def raise_completion(head: ResponseHead, deltas: AsyncIterable[Delta]) -> ChatCompletion:
@@ -223,7 +223,7 @@ async def raise_chunks(
     """The frames of a stream: the role, the text, the finish reason, the usage if asked for, the end mark."""
     unused = None if include_usage else UNSET
 
-    def frame(choices: list[ChunkChoice], usage: Usage | None | UnsetType = unused) -> bytes:
+    def frame(choices: list[ChunkChoice], usage: Usage | UnsetType | None = unused) -> bytes:
         return encode_frame(
             ChatCompletionChunk(id=head.id, created=head.created, model=head.model, choices=choices, usage=usage)
         )

@@ -81,7 +81,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     system_fingerprint: str = SYSTEM_FINGERPRINT
     choices: list[Choice]
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
 
 
 async def raise_completion(
@@ -110,7 +110,7 @@ async def raise_chunks(
     endings: list[Ending] = []
     unused = None if include_usage else UNSET
 
-    def frame(choices: list[Choice], usage: Usage | None | UnsetType = unused) -> bytes:
+    def frame(choices: list[Choice], usage: Usage | UnsetType | None = unused) -> bytes:
         return encode_frame(
             Completion(id=head.id, created=head.created, model=head.model, choices=choices, usage=usage)
         )
