@@ -29,8 +29,8 @@ class EngineHandle(asyncio.Protocol):
 
     on_frame   called with each frame
     on_lost    called once, when no frame can come any more
-    ended      done when the process is reaped, after `on_lost`; its result is the exit code, negative for a signal. Await it through
-               `wait` or asyncio.wait: a task that awaits a bare future cancels it when it is cancelled itself
+    ended      done when the process is reaped, after `on_lost`; its result is the exit code, negative for a signal.
+               Await it through `wait` or asyncio.wait: a task that awaits a bare future cancels it when it is cancelled itself
     """
 
     def __init__(self, on_frame: Callable[[FromEngine], None], on_lost: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""What every request passes: its id, its place among the open requests, its body and disconnect, and the boundary for what nobody expected."""
+"""What every request passes: its id, its place among the open, its body, its disconnect, the boundary for surprises."""
 
 import re
 import uuid
