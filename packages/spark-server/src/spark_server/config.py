@@ -10,6 +10,7 @@ from typing import Any, Literal
 from spark_model.checkpoint import Checkpoint
 
 Origin = Literal["request", "flag", "env", "recipe", "model", "checkpoint", "default"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,12 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
-    """The HTTP side. Times in seconds, sizes in bytes; 0 = no limit for request_timeout_s."""
+    """The HTTP side. Times in seconds, sizes in bytes; 0 = no limit for request_timeout_s and max_queue_depth.
+
+    max_output_tokens     ceiling of a request's new tokens, and the limit of a request that names none
+    chat_template_kwargs  template variables for requests that do not set them
+    disable_thinking      enable_thinking is false whatever a request says (chat_template_kwargs has it false too)
+    """
 
     host: str
     port: int
@@ -40,6 +46,7 @@ class HttpConfig:
     use_template_overrides: bool
     chat_template_kwargs: dict[str, Any]
     sampling: SamplingDefaults
+    disable_thinking: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +64,9 @@ class SchedulerConfig:
 class EngineConfig:
     """What the engine process needs to load and run the model.
 
-    dtype             "auto" lets the model and device decide
-    kv_cache_bytes    memory for the KV pool; 0 = what memory_bound_bytes leaves after the weights
+    dtype               "auto" lets the model and device decide
+    memory_bound_bytes  the engine process may use no more, everything included
+    kv_cache_bytes      the KV pool may use no more; 0 = what memory_bound_bytes leaves after the weights
     """
 
     checkpoint: Checkpoint
@@ -69,6 +77,8 @@ class EngineConfig:
     memory_bound_bytes: int
     num_threads: int
     scheduler: SchedulerConfig
+    kv_cache_bytes: int = 0
+    log_level: LogLevel = "info"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,5 +88,5 @@ class ServeConfig:
     checkpoint: Checkpoint
     http: HttpConfig
     engine: EngineConfig
-    log_level: str
+    log_level: LogLevel
     origin: dict[str, Origin]

@@ -1,1 +1,1 @@
-"""KV cache: who owns which block (blocks.py, no torch) and the memory behind them. Importing this package imports no torch."""
+"""The paged KV cache: its memory (pool.py) and who owns which block (blocks.py, no torch)."""

@@ -1,7 +1,6 @@
 """One engine process as the HTTP process holds it: started, spoken to, ended, reaped. No torch."""
 
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -11,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Self, cast
 
+from spark_server import logs
 from spark_server.config import EngineConfig
 from spark_server.engine.frames import FromEngine, ToEngine
 from spark_server.engine.transport import FrameError, FrameSplitter, decode_from_engine, encode_config, encode_frame
@@ -21,7 +21,7 @@ _GRACE_S = 0.5
 
 _STDERR = 2
 
-_log = logging.getLogger(__name__)
+_log = logs.get_logger()
 
 
 class EngineHandle(asyncio.Protocol):
@@ -93,7 +93,7 @@ class EngineHandle(asyncio.Protocol):
             for body in self._splitter.feed(data):
                 self._on_frame(decode_from_engine(body))
         except FrameError as error:
-            _log.error("engine killed: %s", error)
+            _log.error("engine killed", reason=str(error))
             self.kill()
             self._close()
 

@@ -6,7 +6,6 @@ is gone, with code 1 after a Fatal frame. Signals of the terminal and of service
 
 import argparse
 import gc
-import logging
 import os
 import signal
 import socket
@@ -17,6 +16,7 @@ from queue import SimpleQueue
 from typing import NoReturn
 
 from spark_kernels.errors import SparkError
+from spark_server import logs
 from spark_server.config import EngineConfig
 from spark_server.engine.frames import Abort, Fatal, FromEngine, Progress, Ready, StepFrame, Stop, Submit
 from spark_server.engine.loading import MODEL_RUNNER, find_factory, set_thread_counts
@@ -27,7 +27,7 @@ from spark_server.scheduler.scheduler import Scheduler
 # A parent that does not read its socket for this long does not get the Fatal frame; it sees the end of the process.
 _FLUSH_S = 1.0
 
-_log = logging.getLogger(__name__)
+_log = logs.get_logger()
 
 
 class EngineProcess:
@@ -46,11 +46,13 @@ class EngineProcess:
             if body is None:
                 os._exit(0)
             config = decode_config(body)
+            logs.configure(config.log_level)
+            logs.bind_process(process="engine")
             threading.Thread(target=self._read_commands, name="frame-reader", daemon=True).start()
             self._load(config, runner).run()
         # The worker loop's boundary: whatever failed, the parent gets one line, the log the traceback, and this
         # process ends, because a device that failed once cannot be trusted with the next request.
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             self._fail(error)
 
     def _load(self, config: EngineConfig, runner: str) -> EngineLoop:
@@ -102,7 +104,7 @@ class EngineProcess:
             _log.error("engine failed", exc_info=error)
         self._sender.send(Fatal(one_line(error)))
         self._sender.flush(_FLUSH_S)
-        logging.shutdown()
+        sys.stderr.flush()
         # Not sys.exit: finalizers of a device that failed can hang.
         os._exit(1)
 
@@ -122,7 +124,6 @@ def main() -> NoReturn:
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s engine: %(message)s")
     connection = socket.socket(fileno=arguments.fd)
     # A process that the engine starts must not keep the socket open after the engine's death.
     connection.set_inheritable(False)

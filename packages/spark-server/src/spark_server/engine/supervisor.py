@@ -2,13 +2,13 @@
 
 import asyncio
 import itertools
-import logging
 import signal
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from spark_server import logs
 from spark_server.config import EngineConfig
 from spark_server.engine.client import EngineState
 from spark_server.engine.frames import (
@@ -34,7 +34,7 @@ STALL_S = 60.0
 # The engine ends at once when it is told to, also in a step; only a hung process needs this long.
 _CLOSE_S = 3.0
 
-_log = logging.getLogger(__name__)
+_log = logs.get_logger()
 
 
 class EngineSupervisor:
@@ -139,17 +139,19 @@ class EngineSupervisor:
         assert self._handle is not None
         while self.state in ("ready", "restarting"):
             code = await self._handle.wait()
-            _log.error("engine lost: %s", self._fatal or f"the process {_describe_exit(code)}")
+            _log.error("engine lost", reason=self._fatal or f"the process {_describe_exit(code)}")
             while self.state == "restarting":
                 if not self._may_restart():
                     self.state = "failed"
-                    _log.error("engine failed: %d restarts in %.0f s, no more", MAX_RESTARTS, RESTART_WINDOW_S)
+                    _log.error(
+                        "engine failed for good; restart the server", restarts=MAX_RESTARTS, within_s=RESTART_WINDOW_S
+                    )
                     return
                 await asyncio.sleep(self._restart_delay_s * 2 ** (len(self._restarts) - 1))
                 try:
                     await self._launch()
                 except StartupError as error:
-                    _log.error("engine restart failed: %s", error)
+                    _log.error("engine restart failed", reason=str(error))
 
     def _may_restart(self) -> bool:
         now = self._clock()
@@ -164,7 +166,7 @@ class EngineSupervisor:
         if isinstance(frame, StepFrame):
             self._on_step(frame)
         elif isinstance(frame, Progress):
-            _log.info("engine loading: %s", frame.message)
+            _log.info("engine loading", step=frame.message)
         elif isinstance(frame, Fatal):
             self._fatal = frame.message
         else:

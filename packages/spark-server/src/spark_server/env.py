@@ -1,0 +1,32 @@
+"""The only reader of environment variables in this package; docs/environment.md lists them, a test compares."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+RECIPE_PATH = "SPARK_RECIPE_PATH"
+LOG_LEVEL = "SPARK_LOG_LEVEL"
+
+# Names that stand for an option; the flag wins. The second part are names that existing deployments set.
+OPTION_VARIABLES: Mapping[str, str] = {
+    LOG_LEVEL: "log_level",
+    "ATLAS_NO_TUI": "no_tui",
+    "AVAROK_NO_TUI": "no_tui",
+}
+
+VARIABLES = (RECIPE_PATH, *OPTION_VARIABLES)
+
+
+def recipe_folders() -> tuple[Path, ...]:
+    """Folders of SPARK_RECIPE_PATH, separated as in PATH, searched after the recipes that spark brings."""
+    return tuple(Path(part) for part in os.environ.get(RECIPE_PATH, "").split(os.pathsep) if part)
+
+
+def option_values() -> dict[str, tuple[str, str]]:
+    """Option name → variable and its text, for the variables that are set. The first name of an option wins."""
+    found: dict[str, tuple[str, str]] = {}
+    for variable, option in OPTION_VARIABLES.items():
+        text = os.environ.get(variable)
+        if text is not None:
+            found.setdefault(option, (variable, text))
+    return found

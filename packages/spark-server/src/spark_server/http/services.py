@@ -1,0 +1,36 @@
+"""What the endpoints work with, put together once at the start."""
+
+from collections.abc import Awaitable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+from starlette.requests import Request
+
+from spark_server.config import HttpConfig
+from spark_server.engine.client import EngineClient
+from spark_server.generation import Pipeline
+from spark_server.http.disconnect import while_connected
+from spark_server.http.drain import Drain
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """`started` is the Unix time of the start; it is what /v1/models gives as `created`."""
+
+    config: HttpConfig
+    engine: EngineClient
+    pipeline: Pipeline
+    executor: Executor
+    drain: Drain
+    started: int
+
+    async def run(self, request: Request, work: Awaitable[Result]) -> Result:
+        """Await `work` for a client. Raises ClientGoneError when it goes, ShuttingDownError when the drain is over."""
+        return await self.drain.until_cut(while_connected(request.receive, work))
+
+
+def services_of(request: Request) -> Services:
+    return cast(Services, request.app.state.services)

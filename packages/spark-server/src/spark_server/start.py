@@ -1,0 +1,31 @@
+"""Puts the parts of a server together: text side, engine, HTTP."""
+
+from pathlib import Path
+
+from spark_model.chat_template import load_chat_template
+from spark_model.data import data_folder
+from spark_model.detokenizer import IncrementalDetokenizer
+from spark_model.tokenizer import load_tokenizer
+from spark_server.config import ServeConfig
+from spark_server.engine.supervisor import EngineSupervisor
+from spark_server.generation import ModelText
+from spark_server.http.server import serve
+
+
+def run(config: ServeConfig) -> int:
+    """Serve until SIGTERM or Ctrl-C; returns the exit status. Raises SparkError when the server cannot start."""
+    return serve(
+        config.http,
+        create_engine=lambda: EngineSupervisor(config.engine),
+        load_text=lambda: load_text(config),
+    )
+
+
+def load_text(config: ServeConfig) -> ModelText:
+    """Tokenizer and chat template of the model. Raises TokenizerError and TemplateError."""
+    tokenizer = load_tokenizer(config.checkpoint)
+    overrides: Path | None = data_folder("jinja-templates") if config.http.use_template_overrides else None
+    template = load_chat_template(
+        config.checkpoint, tokenizer, override=config.http.chat_template, overrides_dir=overrides
+    )
+    return ModelText(tokenizer, lambda: IncrementalDetokenizer(tokenizer), template)
