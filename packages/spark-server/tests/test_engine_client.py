@@ -5,7 +5,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 
 import pytest
@@ -37,6 +37,13 @@ async def started(
         yield engine
     finally:
         await engine.close()
+
+
+def run_bounded(
+    main: Coroutine[None, None, None], run: Callable[[Coroutine[None, None, None]], None] = asyncio.run
+) -> None:
+    """A stream that never ends fails its test."""
+    run(asyncio.wait_for(main, timeout=40))
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
@@ -77,7 +84,7 @@ def is_zombie_or_alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def test_supervisor_serves_and_closes(run: Callable[[Awaitable[None]], None]) -> None:
+def test_supervisor_serves_and_closes(run: Callable[[Coroutine[None, None, None]], None]) -> None:
     async def main() -> None:
         async with started(ScriptedOptions()) as engine:
             client: EngineClient = engine
@@ -93,7 +100,7 @@ def test_supervisor_serves_and_closes(run: Callable[[Awaitable[None]], None]) ->
         with pytest.raises(NotReadyError, match="the engine is stopped"):
             engine.submit(Submit(engine.new_request_id(), [1], 1))
 
-    run(main())
+    run_bounded(main(), run)
 
 
 def test_sixty_four_streams_half_of_them_cut() -> None:
@@ -124,7 +131,7 @@ def test_sixty_four_streams_half_of_them_cut() -> None:
             assert engine.num_open == 0
             await until(lambda: is_idle(engine))
 
-    asyncio.run(main())
+    run_bounded(main())
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
@@ -149,7 +156,7 @@ def test_engine_killed_under_load_fails_every_stream_and_serves_again(number: si
             outputs = await collect(engine.submit(Submit(engine.new_request_id(), [1, 2], 5)))
             assert tokens_of(outputs) == scripted_tokens([1, 2], 5)
 
-    asyncio.run(main())
+    run_bounded(main())
 
 
 def test_engine_that_fails_in_a_step_says_why_and_is_replaced() -> None:
@@ -165,7 +172,7 @@ def test_engine_that_fails_in_a_step_says_why_and_is_replaced() -> None:
             await until(lambda: engine.state == "ready")
             assert len(await collect(engine.submit(Submit(engine.new_request_id(), [1], 3)))) == 3
 
-    asyncio.run(main())
+    run_bounded(main())
 
 
 def test_restarts_are_bounded() -> None:
@@ -185,7 +192,7 @@ def test_restarts_are_bounded() -> None:
                 engine.submit(Submit(engine.new_request_id(), [1], 1))
         assert state_of(engine) == "stopped"
 
-    asyncio.run(main())
+    run_bounded(main())
 
 
 def test_engine_that_cannot_load_is_a_startup_error_with_its_line() -> None:
@@ -196,7 +203,7 @@ def test_engine_that_cannot_load_is_a_startup_error_with_its_line() -> None:
         assert engine.state == "failed"
         await engine.close()
 
-    asyncio.run(main())
+    run_bounded(main())
 
 
 def test_engine_killed_while_loading_is_a_startup_error() -> None:
@@ -209,7 +216,7 @@ def test_engine_killed_while_loading_is_a_startup_error() -> None:
             await start
         await engine.close()
 
-    asyncio.run(main())
+    run_bounded(main())
 
 
 def test_close_while_loading_ends_both() -> None:
@@ -225,7 +232,7 @@ def test_close_while_loading_ends_both() -> None:
         assert time.monotonic() - began < 3 and engine.state == "stopped"
         assert pid is not None and not is_zombie_or_alive(pid)
 
-    asyncio.run(main())
+    run_bounded(main())
 
 
 def test_start_that_is_cancelled_leaves_no_process() -> None:
@@ -239,7 +246,7 @@ def test_start_that_is_cancelled_leaves_no_process() -> None:
         await until(lambda: pid is not None and not is_zombie_or_alive(pid))
         await engine.close()
 
-    asyncio.run(main())
+    run_bounded(main())
 
 
 def test_close_fails_open_streams_and_kills_an_engine_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +265,7 @@ def test_close_fails_open_streams_and_kills_an_engine_that_hangs(monkeypatch: py
             assert not is_zombie_or_alive(pid) and engine.state == "stopped"
             await engine.close()
 
-    asyncio.run(main())
+    run_bounded(main())
 
 
 def test_submit_beyond_max_num_seqs_is_refused_until_one_is_closed() -> None:
@@ -274,7 +281,7 @@ def test_submit_beyond_max_num_seqs_is_refused_until_one_is_closed() -> None:
                 await stream.aclose()
             await until(lambda: is_idle(engine))
 
-    asyncio.run(main())
+    run_bounded(main())
 
 
 def test_progress_stops_when_steps_do() -> None:
@@ -292,7 +299,7 @@ def test_progress_stops_when_steps_do() -> None:
             await stream.aclose()
             assert engine.is_progressing()
 
-    asyncio.run(main())
+    run_bounded(main())
 
 
 def test_steps_are_progress() -> None:
@@ -305,7 +312,7 @@ def test_steps_are_progress() -> None:
             now = 109.0
             assert engine.is_progressing()
 
-    asyncio.run(main())
+    run_bounded(main())
 
 
 def test_deadline_ends_a_request_that_waits() -> None:
@@ -317,7 +324,7 @@ def test_deadline_ends_a_request_that_waits() -> None:
             for stream in running:
                 await stream.aclose()
 
-    asyncio.run(main())
+    run_bounded(main())
 
 
 def test_stream_closed_by_another_task_ends_the_one_that_waits() -> None:
@@ -329,7 +336,7 @@ def test_stream_closed_by_another_task_ends_the_one_that_waits() -> None:
         await stream.aclose()
         assert await reader == [] and aborted == [7]
 
-    asyncio.run(main())
+    run_bounded(main())
 
 
 def test_stream_hands_out_what_came_before_the_error_and_raises_once() -> None:
@@ -346,4 +353,4 @@ def test_stream_hands_out_what_came_before_the_error_and_raises_once() -> None:
         await stream.aclose()
         assert aborted == []
 
-    asyncio.run(main())
+    run_bounded(main())

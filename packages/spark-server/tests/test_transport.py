@@ -122,6 +122,22 @@ def test_sender_does_not_wait_for_a_slow_reader_and_keeps_the_order() -> None:
         assert sender.flush(5)
 
 
+def test_sender_keeps_the_order_while_the_reader_catches_up() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        sender = FrameSender(ours)
+        frames: list[FromEngine] = [Progress(f"{index}" + "x" * 20_000) for index in range(2000)]
+        received: list[FromEngine] = []
+        reader = threading.Thread(target=lambda: received.extend(map(decode_from_engine, read_bodies(theirs))))
+        reader.start()
+        for frame in frames:
+            sender.send(frame)
+        assert sender.flush(20)
+        ours.shutdown(socket.SHUT_RDWR)
+        reader.join()
+        assert received == frames
+
+
 def test_sender_drops_frames_when_nobody_is_there() -> None:
     ours, theirs = socket.socketpair()
     with ours:

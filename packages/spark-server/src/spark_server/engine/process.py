@@ -99,9 +99,8 @@ class EngineProcess:
         return StepFrame([], self._loop.stats) if self._loop is not None else None
 
     def _fail(self, error: Exception) -> NoReturn:
-        if isinstance(error, SparkError):
-            _log.error("engine failed", reason=one_line(error))
-        else:
+        # An error of ours while loading is explained by its line, which the parent shows.
+        if self._loop is not None or not isinstance(error, SparkError):
             _log.error("engine failed", exc_info=error)
         self._sender.send(Fatal(one_line(error)))
         self._sender.flush(_FLUSH_S)
