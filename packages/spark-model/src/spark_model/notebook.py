@@ -25,7 +25,7 @@ from spark_model.facts import read_facts
 from spark_model.layers.decoder import Decoder
 from spark_model.loaders import open_weights
 from spark_model.reference import resolve_model
-from spark_model.runner import DtypeName, ModelRunner, build_batch, check_length, choose_dtype
+from spark_model.runner import DtypeName, ModelRunner, build_batch, check_length, choose_precision
 from spark_model.tokenizer import Tokenizer, load_tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
@@ -138,15 +138,15 @@ def load(
 ) -> LoadedModel:
     """Load a model by recipe name, directory, .gguf file, package:NAME/PATH or Hugging Face id.
 
-    dtype            "auto": fp32 on the CPU, 16 bit on GPUs
+    dtype            "auto": 16-bit or quantised weights with fp32 activations on the CPU, 16 bit on GPUs
     allow_download   fetch a Hugging Face id that is not in the cache
     """
     checkpoint = resolve_model(reference, cache_dir=cache_dir, allow_download=allow_download)
     facts = read_facts(checkpoint)
     config = ModelConfig.from_facts(facts)
     check_length(config, facts.context_length)
-    chosen = choose_dtype(dtype, facts, device)
-    model = create_model(config, open_weights(checkpoint), dtype=chosen, device=device)
+    precision = choose_precision(dtype, facts, device)
+    model = create_model(config, open_weights(checkpoint), precision=precision, device=device)
     tokenizer = load_tokenizer(checkpoint)
     return LoadedModel(model, facts, tokenizer, load_chat_template(checkpoint, tokenizer))
 
