@@ -7,6 +7,7 @@ model.forward(model.tokenizer.encode("Paris is")).hidden_states[3]  # [T, hidden
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -146,7 +147,8 @@ def load(
     config = ModelConfig.from_facts(facts)
     check_length(config, facts.context_length)
     precision = choose_precision(dtype, facts, device)
-    model = create_model(config, open_weights(checkpoint), precision=precision, device=device)
+    with closing(open_weights(checkpoint)) as source:
+        model = create_model(config, source, precision=precision, device=device)
     tokenizer = load_tokenizer(checkpoint)
     return LoadedModel(model, facts, tokenizer, load_chat_template(checkpoint, tokenizer))
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
 
@@ -71,10 +72,10 @@ class ModelRunner:
         model_config = ModelConfig.from_facts(facts)
         check_length(model_config, config.max_model_len)
         precision = choose_precision(config.dtype, facts, config.device)
-        source = open_weights(checkpoint, progress=progress)
-        _plan(model_config, _least_weight_bytes(source, facts, precision.weights), config, precision)
-        before = allocated_bytes(config.device)
-        model = create_model(model_config, source, precision=precision, device=config.device)
+        with closing(open_weights(checkpoint, progress=progress)) as source:
+            _plan(model_config, _least_weight_bytes(source, facts, precision.weights), config, precision)
+            before = allocated_bytes(config.device)
+            model = create_model(model_config, source, precision=precision, device=config.device)
         weight_bytes = max(model.weight_bytes, allocated_bytes(config.device) - before)
         plan = _plan(model_config, weight_bytes, config, precision)
         pool = KvPool.create(
