@@ -50,7 +50,7 @@ class GgufFile:
         return parse_header(mapping, path)
 
     def data(self, name: str) -> memoryview:
-        """The stored bytes of a tensor, a view of the mapping: private to this process, never written back.
+        """The stored bytes of a tensor, a read-only view of the mapping.
 
         Raises KeyError for a name that is not in `tensors`.
         """
@@ -74,10 +74,10 @@ class GgufFile:
 
 
 def map_file(path: Path) -> mmap.mmap:
-    """Map a whole file privately (copy on write, so that torch takes it as a buffer without a warning)."""
+    """Map a whole file for reading; a private writable mapping larger than the memory could be refused."""
     try:
         with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except ValueError as error:
         raise CheckpointError(f"{path}: the file is empty") from error
     except FileNotFoundError as error:

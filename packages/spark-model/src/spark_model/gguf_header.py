@@ -18,8 +18,9 @@ from spark_model.errors import CheckpointError
 
 Value = int | float | bool | str | tuple["Value", ...]
 
-MAX_HEADER_BYTES = 256 << 20  # a 256k-token vocabulary with merges takes about 10 MB
+MAX_HEADER_BYTES = 128 << 20  # a 256k-token vocabulary with merges takes about 10 MB; text may grow fourfold
 MAX_VALUES = 8 << 20  # array elements of one file; each is a Python object
+MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 17
 MAX_NAME_BYTES = 1024  # of keys and tensors; names of real files stay below 100
 MAX_DIMENSIONS = 4
@@ -91,6 +92,8 @@ class _HeaderParser:
             raise self.fail(f"GGUF version {version}, wanted 2 or 3")
         if num_tensors > MAX_TENSORS:
             raise self.fail(f"tensor count {num_tensors}, at most {MAX_TENSORS} are read")
+        if num_keys > MAX_KEYS:
+            raise self.fail(f"metadata key count {num_keys}, at most {MAX_KEYS} are read")
         self.check_count("tensor count", num_tensors, 32)
         self.check_count("metadata key count", num_keys, 13)
         return version, num_tensors, num_keys

@@ -6,7 +6,8 @@ from typing import Any
 
 from spark_model.errors import CheckpointError
 
-MAX_JSON_BYTES = 64 << 20  # the index of a model with 100,000s of expert tensors takes about 25 MB
+# The index of a model with 100,000s of expert tensors takes about 25 MB; parsed, text can grow thirtyfold.
+MAX_JSON_BYTES = 32 << 20
 
 
 def parse_json_object(text: bytes, what: str) -> dict[str, Any]:

@@ -71,8 +71,11 @@ class RecipeFile:
     path: Path
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """Plain data only, and a key that appears twice is an error instead of a lost setting."""
+class _UniqueKeyLoader(yaml.CSafeLoader):
+    """Plain data only, and a key that appears twice is an error instead of a lost setting.
+
+    libyaml's parser bounds the nesting; the one in Python takes time with its square.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()

@@ -1,5 +1,6 @@
 """Weights from GGUF files, memory-mapped: dense tensors as they are, quantised ones in their blocks."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -49,7 +50,10 @@ class GgufSource:
     def _stored(self, name: str) -> GgmlTensor:
         info = self._info(name)
         shape = (*info.shape[:-1], info.type.row_bytes(info.shape[-1]))
-        data = torch.frombuffer(self._gguf.data(name), dtype=torch.uint8).view(shape)
+        with warnings.catch_warnings():
+            # torch knows no read-only tensors and says so once; WeightSource's contract is that nobody writes
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            data = torch.frombuffer(self._gguf.data(name), dtype=torch.uint8).view(shape)
         self.consumed.take(name, info.size)
         return GgmlTensor(info.type, info.shape, data)
 

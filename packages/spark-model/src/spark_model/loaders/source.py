@@ -14,8 +14,9 @@ from spark_model.nearest import nearest
 class WeightSource(Protocol):
     """An open checkpoint. Names are the file's own: Hugging Face's for safetensors, llama.cpp's for GGUF.
 
-    `tensor` and `blocks` may give views of a private mapping of the file: clone before writing. Asking for a name that
-    is not there raises WeightMissingError. What is handed out counts as consumed and moves the progress bar.
+    `tensor` and `blocks` may give views of a read-only mapping of the file: writing to one is a crash, so clone first.
+    Asking for a name that is not there raises WeightMissingError. What is handed out counts as consumed and moves the
+    progress bar.
     """
 
     path: Path
