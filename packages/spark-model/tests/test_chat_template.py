@@ -1,21 +1,21 @@
-"""Chat templates: every real template renders as the Jinja2 that transformers sets up, and hostile ones end."""
+"""Chat templates: constructs that Jinja2 and minijinja see differently, refusals, bounds, and where a template is found."""
 
 import datetime
 import json
-import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from spark_model import chat_template
 from spark_model.chat_template import ChatTemplate, load_chat_template
 from spark_model.checkpoint import Checkpoint
 from spark_model.errors import TemplateError
 from spark_model.tokenizer import Tokenizer, tokenizer_from_json
+from tokenizers import models
 from transformers.utils import chat_template_utils
 
 Message = dict[str, Any]
@@ -33,140 +33,16 @@ def frozen_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template_utils, "datetime", FrozenClock)
 
 
-TOOLS: list[Message] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "get_weather",
-            "description": 'Weather of a <city> & its "surroundings"',
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "city": {"type": "string", "description": "Città"},
-                    "days": {"type": "integer", "enum": [1, 2], "default": 1},
-                    "units": {"type": ["string", "null"]},
-                    "options": {"type": "object", "properties": {"deep": {"type": "boolean"}}, "required": ["deep"]},
-                    "items": {"type": "array", "items": {"type": "number", "minimum": 1.0}},
-                },
-                "required": ["city"],
-            },
-        },
-    },
-    {
-        "type": "function",
-        "function": {"name": "now", "description": "", "parameters": {"type": "object", "properties": {}}},
-    },
-]
-SYSTEM: Message = {"role": "system", "content": "Be brief."}
 USER: Message = {"role": "user", "content": "Hi"}
-ASSISTANT: Message = {"role": "assistant", "content": "Hello!"}
-ARGUMENTS = {"city": "Köln", "days": 2, "scale": 20.0, "tiny": 1e-7, "deep": {"x": [1, 2.5, None, True]}}
-
-
-def call(arguments: object, number: int = 1) -> Message:
-    return {"id": f"call0000{number}", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
-
-
-def result(content: object, number: int = 1) -> Message:
-    return {"role": "tool", "tool_call_id": f"call0000{number}", "name": "get_weather", "content": content}
-
-
-CONVERSATIONS: dict[str, list[Message]] = {
-    "user": [USER],
-    "system": [SYSTEM, USER],
-    "turns": [SYSTEM, USER, ASSISTANT, {"role": "user", "content": "and?"}],
-    "ends_with_assistant": [USER, ASSISTANT, USER, ASSISTANT],
-    "tool_call": [USER, {"role": "assistant", "content": "", "tool_calls": [call(ARGUMENTS)]}, result('{"t": 20}')],
-    "tool_call_none": [
-        *(SYSTEM, USER, {"role": "assistant", "content": None, "tool_calls": [call(ARGUMENTS)]}, result("20")),
-        *(ASSISTANT, USER),
-    ],
-    "tool_call_no_content": [USER, {"role": "assistant", "tool_calls": [call({})]}, result("20")],
-    "tool_calls_two": [
-        *(USER, {"role": "assistant", "content": "x", "tool_calls": [call({"city": "A"}), call({"city": "B"}, 2)]}),
-        *(result("20"), result("21", 2)),
-    ],
-    "tool_call_text_arguments": [
-        *(USER, {"role": "assistant", "content": "", "tool_calls": [call('{"city": "Köln"}')]}, result("20")),
-    ],
-    "empty": [{"role": "system", "content": ""}, {"role": "user", "content": ""}],
-    "unicode": [{"role": "user", "content": "wörld 你好 🙂 <b>&\"'</b>\n\n  x\t"}, ASSISTANT, USER],
-    "reasoning": [USER, {"role": "assistant", "content": "42", "reasoning_content": "think\nhard"}, USER],
-    "reasoning_last": [
-        *(USER, {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [call({"city": "A"})]}),
-        result("20"),
-    ],
-    "think_tags": [USER, {"role": "assistant", "content": "<think>\nhm\n</think>\n\n42"}, USER],
-    "parts": [{"role": "user", "content": [{"type": "text", "text": "Hello"}, {"type": "text", "text": "there"}]}],
-    "content_none": [SYSTEM, USER, {"role": "assistant", "content": None}, USER],
-    "developer": [{"role": "developer", "content": "dev"}, USER],
-    "assistant_first": [ASSISTANT, USER],
-    "unknown_role": [{"role": "narrator", "content": "x"}, USER],
-    "nothing": [],
-}
-THINKING: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": True}, {"enable_thinking": False})
-
-
-def template_directory() -> Path:
-    if "SPARK_TEST_DATA" not in os.environ:
-        pytest.skip("SPARK_TEST_DATA is not set")
-    directory = Path(os.environ["SPARK_TEST_DATA"]) / "chat-templates"
-    if not directory.is_dir():
-        pytest.skip(f"{directory} does not exist")
-    return directory
-
-
-def template_names() -> list[str]:
-    directory = Path(os.environ.get("SPARK_TEST_DATA", "/nonexistent")) / "chat-templates"
-    return sorted(path.stem for path in directory.glob("*.jinja")) or ["none"]
+TOOLS: list[Message] = [
+    {"type": "function", "function": {"name": "now"}},
+    {"type": "function", "function": {"name": "x"}},
+]
 
 
 def jinja(source: str, messages: object, **variables: object) -> str:
     compiled: Any = chat_template_utils._compile_jinja_template(source)
     text: str = compiled.render(messages=messages, **variables)
-    return text
-
-
-# Conversations that Jinja2 refuses, by template and whether tools are given: "both" are refused here too, "ours" are
-# rendered here (a loop over None runs zero times, and Jinja2 says that None is not iterable).
-REFUSED: dict[str, dict[str, list[str]]] = {}
-
-
-@pytest.mark.parametrize("name", template_names())
-def test_render_equals_jinja(name: str) -> None:
-    source = (template_directory() / f"{name}.jinja").read_text(encoding="utf-8")
-    template = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
-    different: list[str] = []
-    refused: dict[str, set[str]] = {"both": set(), "ours": set(), "theirs": set()}
-    for conversation, messages in CONVERSATIONS.items():
-        for tools in (None, TOOLS):
-            for generation in (True, False):
-                for thinking in THINKING:
-                    case = f"{conversation}{'+tools' if tools else ''}"
-                    variables: dict[str, Any] = {"tools": tools, "add_generation_prompt": generation, **thinking}
-                    expected = outcome(
-                        jinja, source, messages, bos_token="<s>", eos_token="</s>", documents=None, **variables
-                    )
-                    got = outcome(template.render, messages, **variables)
-                    if expected is None:
-                        refused["both" if got is None else "ours"].add(case)
-                    elif got is None:
-                        refused["theirs"].add(case)
-                    elif got != expected:
-                        different.append(f"{case} {variables}")
-    assert different == []
-    assert {kind: sorted(cases) for kind, cases in refused.items() if cases} == REFUSED.get(name, {})
-
-
-def outcome(render: Any, *arguments: Any, **named: Any) -> str | None:
-    try:
-        text: str = render(*arguments, **named)
-    except TemplateError:
-        return None
-    except Exception:
-        if render is not jinja:  # our side may raise TemplateError only
-            raise
-        return None
     return text
 
 
@@ -332,13 +208,12 @@ def test_render_from_many_threads() -> None:
 
 
 def bare_tokenizer(chat_templates: Mapping[str, str]) -> Tokenizer:
-    content = {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "decoder": {"type": "ByteLevel"}}
+    text = tokenizers.Tokenizer(models.BPE({"a": 0}, [])).to_str()
     return tokenizer_from_json(
-        json.dumps(content), content, {"bos_token": "<s>"}, chat_templates=chat_templates, origin="test"
+        text, json.loads(text), {"bos_token": "<s>"}, chat_templates=chat_templates, origin="test"
     )
 
 
-@cache
 def rendered(template: ChatTemplate | None) -> str | None:
     return None if template is None else template.render([])
 
