@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,14 @@ def test_from_hf_refuses_what_the_build_lacks(change: dict[str, Any], message: s
 def test_from_hf_names_a_wrong_value(change: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         ModelConfig.from_hf(LLAMA | change)
+
+
+def test_module_imports_no_torch() -> None:
+    """The process that answers HTTP reads configs and memory plans too."""
+    modules = "spark_model, spark_model.config, spark_runtime.memory, spark_runtime.types"
+    script = f"import sys, {modules}; print(sorted({{'torch', 'cupy', 'transformers'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_from_hf_unused_sliding_window_is_no_obstacle() -> None:

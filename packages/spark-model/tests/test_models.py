@@ -11,12 +11,13 @@ from spark_model.config import ModelConfig
 from spark_model.errors import UnsupportedModelError, WeightMissingError
 from spark_model.factory import MODELS, create_model, find_model_class
 from spark_model.facts import read_facts
-from spark_model.layers.decoder import Decoder
+from spark_model.layers.decoder import Decoder, Precision
 from spark_model.loaders import open_weights
 from spark_model.testing import create_tiny_model, hf_logits, paged_logits, relative_difference, write_gguf
 
 # Largest difference over the range of the logits, fp32; single operations differ by rounding only.
 TOLERANCE = 1e-4
+FP32 = Precision(torch.float32, torch.float32)
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -65,7 +66,7 @@ def prompts() -> list[list[int]]:
 def load(path: Path) -> Decoder:
     checkpoint = Checkpoint(str(path), "tiny", "gguf" if path.suffix == ".gguf" else "safetensors", path)
     config = ModelConfig.from_facts(read_facts(checkpoint))
-    return create_model(config, open_weights(checkpoint), dtype=torch.float32, device="cpu")
+    return create_model(config, open_weights(checkpoint), precision=FP32, device="cpu")
 
 
 def assert_equal_logits(model: Decoder, oracle: Any) -> None:
@@ -136,15 +137,21 @@ def test_forward_hidden_states_equal_transformers(tmp_path: Path) -> None:
     assert relative_difference(result.logits, wanted.logits[0]) < TOLERANCE
 
 
-def test_bfloat16_logits_are_close(tmp_path: Path) -> None:
-    oracle = create_tiny_model("Qwen3ForCausalLM", head_dim=32)
+@pytest.mark.parametrize("activations", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "Qwen3MoeForCausalLM"])
+def test_bfloat16_logits_are_close(architecture: str, activations: torch.dtype, tmp_path: Path) -> None:
+    oracle = create_tiny_model(architecture, head_dim=32)
     oracle.save_pretrained(tmp_path)
     checkpoint = Checkpoint(reference="tiny", name="tiny", kind="safetensors", path=tmp_path)
     config = ModelConfig.from_facts(read_facts(checkpoint))
-    model = create_model(config, open_weights(checkpoint), dtype=torch.bfloat16, device="cpu")
-    got = paged_logits(model, prompts(), (16,))
-    wanted = [hf_logits(oracle, tokens) for tokens in prompts()]
-    assert max(relative_difference(*pair) for pair in zip(got, wanted, strict=True)) < 0.05
+    model = create_model(
+        config, open_weights(checkpoint), precision=Precision(torch.bfloat16, activations), device="cpu"
+    )
+    got = torch.cat(paged_logits(model, prompts(), (16,)))
+    wanted = torch.cat([hf_logits(oracle, tokens) for tokens in prompts()])
+    close = [relative_difference(*pair) < 0.05 for pair in zip(got, wanted, strict=True)]
+    # A token whose two best experts nearly tie goes to another one in bf16; without experts every token is close.
+    assert sum(close) >= len(close) * (0.8 if "Moe" in architecture else 1.0)
 
 
 def test_tied_config_with_its_own_head_uses_the_head(tmp_path: Path) -> None:

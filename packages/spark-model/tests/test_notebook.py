@@ -6,14 +6,14 @@ from typing import Any
 
 import nbformat
 import pytest
+import spark_model
 import torch
 from nbclient import NotebookClient
-from tokenizers import Tokenizer, models, pre_tokenizers
-
-import spark_model
 from spark_model.errors import ModelError, ModelNotFoundError
 from spark_model.notebook import LoadedModel
 from spark_model.testing import create_tiny_model, hf_logits, relative_difference
+from spark_runtime.types import SamplingParams
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "notebook.ipynb"
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} {% endfor %}<assistant>"
@@ -78,7 +78,7 @@ def test_generate_stops_at_the_context_length(oracle: Any, tmp_path: Path) -> No
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 10, "eos_token_id": None}))
     model = spark_model.load(str(tmp_path))
-    assert len(model._generate_ids([1, 2, 3], 100, spark_model.notebook.SamplingParams(temperature=0.0))) == 7
+    assert len(model._generate_ids([1, 2, 3], 100, SamplingParams(temperature=0.0))) == 7
     with pytest.raises(ModelError, match="a sequence of 11 tokens; the model takes 1 to 10 tokens"):
         model.generate(" ".join(["w1"] * 11))
 

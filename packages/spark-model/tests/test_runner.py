@@ -1,7 +1,7 @@
 """ModelRunner: greedy tokens against transformers, mixed batches, sampling rows, the memory plan, and SmolLM2's golden ids."""
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ import torch
 from spark_model.checkpoint import Checkpoint
 from spark_model.errors import UnsupportedModelError
 from spark_model.facts import read_facts
-from spark_model.runner import ModelRunner, RunnerConfig, choose_dtype
+from spark_model.layers.decoder import Precision
+from spark_model.runner import ModelRunner, RunnerConfig, choose_precision
 from spark_model.testing import create_tiny_model, hf_logits
 from spark_runtime.errors import DeviceError, OutOfMemoryError
 from spark_runtime.types import BlockId, Runner, SamplingParams, SequenceId, SequenceStep
@@ -46,7 +47,7 @@ def checkpoint(oracle: Any, tmp_path_factory: pytest.TempPathFactory) -> Checkpo
 
 
 @pytest.fixture
-def runner(checkpoint: Checkpoint) -> Iterator[ModelRunner]:
+def runner(checkpoint: Checkpoint) -> ModelRunner:
     return ModelRunner.create(checkpoint, CONFIG)
 
 
@@ -156,13 +157,24 @@ def test_create_refuses_dynamic_rope_beyond_its_length(tmp_path: Path) -> None:
         ModelRunner.create(checkpoint, replace(CONFIG, max_model_len=300))
 
 
-def test_choose_dtype_auto(checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize(
+    ("name", "stored", "device", "weights", "activations"),
+    [
+        ("auto", "bfloat16", "cpu", torch.bfloat16, torch.float32),
+        ("auto", None, "cpu", torch.bfloat16, torch.float32),
+        ("auto", "float32", "cpu", torch.float32, torch.float32),
+        ("auto", "float32", "cuda", torch.bfloat16, torch.bfloat16),
+        ("auto", "float16", "cuda", torch.float16, torch.float16),
+        ("bfloat16", "float16", "cpu", torch.bfloat16, torch.bfloat16),
+        ("float32", "bfloat16", "cuda", torch.float32, torch.float32),
+    ],
+)
+def test_choose_precision(
+    checkpoint: Checkpoint, name: Any, stored: str | None, device: str, weights: torch.dtype, activations: torch.dtype
+) -> None:
     facts = read_facts(checkpoint)
-    assert choose_dtype("auto", facts, "cpu") == torch.float32
-    assert choose_dtype("auto", facts, "cuda") == torch.bfloat16
-    half = replace(facts, config={**facts.config, "dtype": "float16"})
-    assert choose_dtype("auto", half, "cuda") == torch.float16
-    assert choose_dtype("bfloat16", facts, "cpu") == torch.bfloat16
+    facts = replace(facts, config={**facts.config, "dtype": stored})
+    assert choose_precision(name, facts, device) == Precision(weights, activations)
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,9 @@ from spark_model.errors import TemplateError
 from spark_model.template_source import METHOD_FILTER, to_minijinja
 from spark_model.tokenizer import Tokenizer
 
-# Instructions of minijinja plus about one per 64 characters that are copied: 3 s at worst. A conversation of 1,000
-# messages and 2 MB takes under a tenth.
-FUEL: Final = 10_000_000
+# Instructions of minijinja plus about one per 64 characters that are copied. The costliest known template looks back
+# over all messages for each one and takes 5 million for 1,000 messages; most take a tenth of that.
+FUEL: Final = 20_000_000
 # Time that one render may spend until it calls back into Python; fuel does not count what is done there.
 DEADLINE_S: Final = 10.0
 

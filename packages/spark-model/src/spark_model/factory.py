@@ -6,7 +6,7 @@ import torch
 
 from spark_model.config import ModelConfig
 from spark_model.errors import UnsupportedModelError
-from spark_model.layers.decoder import Decoder
+from spark_model.layers.decoder import Decoder, Precision
 from spark_model.loaders import WeightSource
 from spark_model.nearest import did_you_mean
 
@@ -19,7 +19,7 @@ MODELS = {
 
 
 def create_model(
-    config: ModelConfig, weights: WeightSource, *, dtype: torch.dtype, device: torch.device | str
+    config: ModelConfig, weights: WeightSource, *, precision: Precision, device: torch.device | str
 ) -> Decoder:
     """Build the model of `config.architecture` from a checkpoint's tensors.
 
@@ -27,7 +27,7 @@ def create_model(
     misshapen or left over.
     """
     model_class = find_model_class(config.architecture)
-    return model_class(config, weights, dtype=dtype, device=torch.device(device))
+    return model_class(config, weights, precision=precision, device=torch.device(device))
 
 
 def find_model_class(architecture: str) -> type[Decoder]:

@@ -7,6 +7,7 @@ model.forward(model.tokenizer.encode("Paris is")).hidden_states[3]  # [T, hidden
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from spark_model.facts import read_facts
 from spark_model.layers.decoder import Decoder
 from spark_model.loaders import open_weights
 from spark_model.reference import resolve_model
-from spark_model.runner import DtypeName, ModelRunner, build_batch, check_length, choose_dtype
+from spark_model.runner import DtypeName, ModelRunner, build_batch, check_length, choose_precision
 from spark_model.tokenizer import Tokenizer, load_tokenizer
 from spark_runtime.kvcache.pool import KvPool
 from spark_runtime.types import BlockId, SamplingParams, SequenceId, SequenceStep
@@ -138,15 +139,16 @@ def load(
 ) -> LoadedModel:
     """Load a model by recipe name, directory, .gguf file, package:NAME/PATH or Hugging Face id.
 
-    dtype            "auto": fp32 on the CPU, 16 bit on GPUs
+    dtype            "auto": 16-bit or quantised weights with fp32 activations on the CPU, 16 bit on GPUs
     allow_download   fetch a Hugging Face id that is not in the cache
     """
     checkpoint = resolve_model(reference, cache_dir=cache_dir, allow_download=allow_download)
     facts = read_facts(checkpoint)
     config = ModelConfig.from_facts(facts)
     check_length(config, facts.context_length)
-    chosen = choose_dtype(dtype, facts, device)
-    model = create_model(config, open_weights(checkpoint), dtype=chosen, device=device)
+    precision = choose_precision(dtype, facts, device)
+    with closing(open_weights(checkpoint)) as source:
+        model = create_model(config, source, precision=precision, device=device)
     tokenizer = load_tokenizer(checkpoint)
     return LoadedModel(model, facts, tokenizer, load_chat_template(checkpoint, tokenizer))
 

@@ -2,26 +2,28 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
-
 from spark_kernels.paged_attention import PagedBatch
 from spark_kernels.sampling import SamplingRow, sample
+from spark_runtime.device_memory import allocated_bytes
+from spark_runtime.errors import DeviceError
+from spark_runtime.kvcache.pool import KvPool, bytes_per_block
+from spark_runtime.memory import KvDemand, MemoryPlan, plan_memory
+from spark_runtime.types import SequenceId, SequenceStep
+from torch import Tensor
+
 from spark_model.checkpoint import Checkpoint, ModelFacts
 from spark_model.config import ModelConfig
 from spark_model.errors import UnsupportedModelError
 from spark_model.factory import create_model, find_model_class
 from spark_model.facts import read_facts
-from spark_model.layers.decoder import Decoder
+from spark_model.layers.decoder import Decoder, Precision
 from spark_model.loaders import ProgressReport, WeightSource, open_weights
-from spark_runtime.errors import DeviceError
-from spark_runtime.kvcache.pool import KvPool, bytes_per_block
-from spark_runtime.memory import KvDemand, MemoryPlan, plan_memory
-from spark_runtime.types import SequenceId, SequenceStep
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -69,16 +71,18 @@ class ModelRunner:
         facts = read_facts(checkpoint)
         model_config = ModelConfig.from_facts(facts)
         check_length(model_config, config.max_model_len)
-        dtype = choose_dtype(config.dtype, facts, config.device)
-        source = open_weights(checkpoint, progress=progress)
-        _plan(model_config, _least_weight_bytes(source, facts, dtype), config, dtype)
-        model = create_model(model_config, source, dtype=dtype, device=config.device)
-        plan = _plan(model_config, model.weight_bytes, config, dtype)
+        precision = choose_precision(config.dtype, facts, config.device)
+        with closing(open_weights(checkpoint, progress=progress)) as source:
+            _plan(model_config, _least_weight_bytes(source, facts, precision.weights), config, precision)
+            before = allocated_bytes(config.device)
+            model = create_model(model_config, source, precision=precision, device=config.device)
+        weight_bytes = max(model.weight_bytes, allocated_bytes(config.device) - before)
+        plan = _plan(model_config, weight_bytes, config, precision)
         pool = KvPool.create(
             model.kv_shapes(model_config),
             num_blocks=plan.num_blocks,
             block_size=config.block_size,
-            dtype=dtype,
+            dtype=model.dtype,
             device=config.device,
         )
         return cls(model, pool, plan)
@@ -160,15 +164,21 @@ def _sampling_row(step: SequenceStep) -> SamplingRow:
     )
 
 
-def choose_dtype(name: DtypeName, facts: ModelFacts, device: str) -> torch.dtype:
-    """The dtype of activations and of dense weights. "auto": fp32 on CPUs, on GPUs the checkpoint's 16-bit dtype, else bf16.
+def choose_precision(name: DtypeName, facts: ModelFacts, device: str) -> Precision:
+    """A name gives weights and activations of that dtype. "auto" gives
 
-    CPUs compute 16-bit types by way of fp32 unless they are recent, so fp32 is both faster and exact there.
+    on GPUs   the checkpoint's 16-bit dtype, else bf16
+    on CPUs   fp32 activations, since CPUs compute 16-bit ones by way of fp32; weights that may be made smaller, because
+              a decode step costs the reading of them, unless the checkpoint holds fp32
     """
-    if name == "auto":
-        stored = facts.config.get("dtype") or facts.config.get("torch_dtype")
-        name = "float32" if device == "cpu" else "float16" if stored == "float16" else "bfloat16"
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name != "auto":
+        return Precision(dtypes[name], dtypes[name])
+    stored = facts.config.get("dtype") or facts.config.get("torch_dtype")
+    if device == "cpu":
+        return Precision(torch.float32 if stored == "float32" else torch.bfloat16, torch.float32)
+    chosen = torch.float16 if stored == "float16" else torch.bfloat16
+    return Precision(chosen, chosen)
 
 
 def check_length(config: ModelConfig, max_model_len: int) -> None:
@@ -186,7 +196,7 @@ def _least_weight_bytes(source: WeightSource, facts: ModelFacts, dtype: torch.dt
     return min(facts.weight_bytes, converted)
 
 
-def _plan(model: ModelConfig, weight_bytes: int, config: RunnerConfig, dtype: torch.dtype) -> MemoryPlan:
+def _plan(model: ModelConfig, weight_bytes: int, config: RunnerConfig, precision: Precision) -> MemoryPlan:
     model_class = find_model_class(model.architecture)
     shapes = model_class.kv_shapes(model)
     return plan_memory(
@@ -196,7 +206,7 @@ def _plan(model: ModelConfig, weight_bytes: int, config: RunnerConfig, dtype: to
             model, num_tokens=config.max_step_tokens, num_rows=config.max_num_seqs, context_length=config.max_model_len
         ),
         kv=KvDemand(
-            bytes_per_block=bytes_per_block(shapes, config.block_size, dtype),
+            bytes_per_block=bytes_per_block(shapes, config.block_size, precision.activations),
             block_size=config.block_size,
             max_model_len=config.max_model_len,
             max_num_seqs=config.max_num_seqs,

@@ -6,6 +6,7 @@ as `ExactNumber`.
 """
 
 import json
+import string
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NoReturn
 
@@ -14,6 +15,7 @@ from spark_model.errors import TemplateError
 # One render's largest intermediate string, in characters; a 1M-token prompt has about 4M.
 MAX_CHARACTERS: Final = 64 * 1024 * 1024
 _MAX_WIDTH: Final = 10_000
+_PADDING_METHODS: Final = ("center", "ljust", "rjust", "zfill", "expandtabs")
 
 
 def _refuse_change(self: object, *arguments: object, **named: object) -> NoReturn:
@@ -146,21 +148,17 @@ def python_method(value: Any, name: str, *arguments: Any, **named: Any) -> objec
         return replace(value, *arguments, **named)
     if name == "format":
         return _format(value, *arguments, **named)
-    if name in ("center", "ljust", "rjust", "zfill", "expandtabs"):
-        _check_widths(name, arguments)
+    if name in _PADDING_METHODS:
+        widths = [argument for argument in (*arguments, *named.values()) if isinstance(argument, int)]
+        repeats = value.count("\t") if name == "expandtabs" else 1
+        if any(width > _MAX_WIDTH or width * repeats > MAX_CHARACTERS for width in widths):
+            raise TemplateError(f"{name}: the width is more than {_MAX_WIDTH}, or the text becomes too long")
     method: Callable[..., object] = getattr(str(value), name)
     return method(*arguments, **named)
 
 
-def _check_widths(name: str, arguments: Iterable[object]) -> None:
-    if any(isinstance(argument, int) and argument > _MAX_WIDTH for argument in arguments):
-        raise TemplateError(f"{name}: width is more than {_MAX_WIDTH}")
-
-
 def _format(text: str, *arguments: object, **named: object) -> str:
     """str.format without attributes, subscripts, nested fields and wide paddings."""
-    import string
-
     for _, field, spec, _ in string.Formatter().parse(text):
         if field is not None and not field.isidentifier() and not field.isdecimal() and field:
             raise TemplateError(f"format: field {field!r} is not a plain name or number")

@@ -23,6 +23,14 @@ from spark_model.loaders import WeightSource
 from spark_runtime.kvcache.pool import KvCache, KvShape
 
 
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """weights: what linear layers may round dense weights to, or keep smaller; activations: all else, and the KV cache."""
+
+    weights: torch.dtype
+    activations: torch.dtype
+
+
 class FeedForward(Protocol):
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, hidden] → [T, hidden]."""
@@ -45,20 +53,22 @@ class Decoder(ABC):
     # llama.cpp's converter reorders q and k rows of this architecture for interleaved rotation.
     gguf_interleaves_heads: ClassVar[bool] = False
 
-    def __init__(self, config: ModelConfig, source: WeightSource, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelConfig, source: WeightSource, *, precision: Precision, device: torch.device
+    ) -> None:
         """Take every tensor that the config asks for. Raises WeightMissingError naming the first that does not fit."""
         weights = WeightReader(
             source,
-            dtype=dtype,
+            dtype=precision.weights,
             device=device,
             layer_names=self.gguf_layer_names,
             interleaved_heads=self.gguf_interleaves_heads,
         )
         self.config = config
-        self.dtype = dtype
+        self.dtype = precision.activations
         self.device = device
         embedding = weights.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        self._embedding = create_embedding(embedding, dtype=dtype, device=device)
+        self._embedding = create_embedding(embedding, dtype=precision.activations, device=device)
         self._layers = [self._create_layer(config, weights, layer) for layer in range(config.num_layers)]
         self._final_norm = weights.vector("model.norm.weight", config.hidden_size)
         self._head = _create_head(config, weights, embedding)
@@ -88,7 +98,7 @@ class Decoder(ABC):
         *,
         hidden_states: list[Tensor] | None = None,
     ) -> Tensor:
-        """Run T tokens of any mix of sequences and return logits [R, V] in the model's dtype.
+        """Run T tokens of any mix of sequences and return logits [R, V] in the activations' dtype.
 
         token_ids, positions   int64 [T]
         caches                 one per layer; this step's keys and values are written to batch.slots

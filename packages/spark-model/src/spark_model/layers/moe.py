@@ -22,11 +22,12 @@ class MoeBlock:
     normalize: bool
 
     def __call__(self, x: Tensor) -> Tensor:
-        return moe_forward(x, self.router(x), self.gate_up, self.down, self.top_k, self.normalize)
+        narrow = x.to(self.gate_up.dtype)
+        return moe_forward(narrow, self.router(x), self.gate_up, self.down, self.top_k, self.normalize).to(x.dtype)
 
 
 def create_moe(config: ModelConfig, moe: MoeConfig, weights: WeightReader, layer: int) -> MoeBlock:
-    """Experts are dense tensors of the model's dtype, also where the file has them quantised."""
+    """Experts are dense tensors of the weights' dtype, also where the file has them quantised."""
     prefix = f"model.layers.{layer}.mlp"
     experts, width, hidden = moe.num_experts, moe.intermediate_size, config.hidden_size
     gate_up = torch.empty(experts, 2 * width, hidden, dtype=weights.dtype, device=weights.device)

@@ -38,7 +38,7 @@ class WeightReader:
 
     layer_names         GGUF names inside a layer
     interleaved_heads   the GGUF file stores q and k rows for interleaved rotation; they are put back in half-split order
-    weight_bytes        what the parameters handed out so far take in memory, in `dtype` or in their blocks
+    weight_bytes        what the parameters handed out so far take at least, in `dtype` or in their blocks
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class WeightReader:
         return tensor if order is None else tensor[order]
 
     def dense(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A weight as numbers of the model's dtype, on its device, whatever the file holds."""
+        """A weight as numbers of `dtype`, on the model's device, whatever the file holds."""
         stored = self._take(name, shape)
         tensor = self.source.tensor(stored).to(device=self.device, dtype=self.dtype)
         self.weight_bytes += tensor.numel() * tensor.element_size()
