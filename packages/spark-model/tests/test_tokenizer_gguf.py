@@ -4,7 +4,9 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy
@@ -13,11 +15,10 @@ import pytest
 from spark_model.chat_template import load_chat_template
 from spark_model.checkpoint import Checkpoint
 from spark_model.errors import TokenizerError
+from spark_model.gguf import GgufFile
 from spark_model.sentencepiece import merges_from_scores
 from spark_model.tokenizer import Tokenizer, load_tokenizer
 from spark_model.tokenizer_gguf import tokenizer_from_gguf
-
-pytest.importorskip("spark_model.gguf", reason="needs the GGUF reader")
 
 VOCABULARIES = ("gpt-2", "llama-bpe", "llama-spm", "qwen2", "qwen35")
 SMOLLM2_PROMPT = [
@@ -239,3 +240,36 @@ def test_merges_from_scores_covers_every_cut() -> None:
     tokens = ["a", "b", "ab", "aba", "ba"]
     merges = merges_from_scores(tokens, [-5.0, -4.0, -3.0, -1.0, -2.0], range(5))
     assert merges == [("a", "ba"), ("ab", "a"), ("b", "a"), ("a", "b")]
+
+
+def greedy_by_score(text: str, scores: dict[str, float]) -> list[str]:
+    """SentencePiece's rule, literally: join the neighbours that make the best piece, leftmost first."""
+    pieces = list("▁" + text.replace(" ", "▁"))
+    while True:
+        joined = [left + right for left, right in pairwise(pieces)]
+        places = [place for place, piece in enumerate(joined) if piece in scores]
+        if not places:
+            return pieces
+        best = max(places, key=lambda place: (scores[joined[place]], -place))
+        pieces[best : best + 2] = [joined[best]]
+
+
+@pytest.mark.parametrize(
+    "alphabet", ["ab ", "a ", " ", "aeiou tnrs", "abcdefghijklmnopqrstuvwxyz ", "=-_*# ", "01.,\n "]
+)
+def test_sentencepiece_equals_greedy_by_score(alphabet: str) -> None:
+    path = vocabulary_directory() / "ggml-vocab-llama-spm.gguf"
+    with GgufFile(path) as file:
+        tokens, scores, types = (file.metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "scores", "token_type"))
+    assert isinstance(tokens, tuple)
+    assert isinstance(scores, tuple)
+    assert isinstance(types, tuple)
+    rows = zip(tokens, scores, types, strict=True)
+    known = {str(token): float(str(score)) for token, score, kind in rows if kind == 1}
+    tokenizer = vocabulary("llama-spm")
+    random = Random(alphabet)
+    for _ in range(100):
+        text = "".join(random.choices(alphabet, k=random.randint(1, 40)))
+        expected = [piece for piece in greedy_by_score(text, known) if piece in known]
+        got = [tokenizer.id_to_token(index) for index in tokenizer.encode(text)]
+        assert [piece for piece in got if piece in known] == expected, text
