@@ -79,14 +79,14 @@ CONTEXT: dict[str, Any] = {
         '{{ "}}" }}{{ {"a": {"b": 1}}["a"]["b"] }}{{ "%}" }}',
         "{{ d.a|tojson(indent=2) }}{{ d.a|tojson(sort_keys=true, separators=(',', ':')) }}{{ 'é<>&\\''|tojson }}",
         "{{ strftime_now('%d %b %Y %H:%M') }}",
-        "{% for i in [1, 2, 3, 4] %}{% if i == 2 %}{% continue %}{% endif %}{% if i == 4 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+        "{% for i in [1, 2, 3, 4] %}{% if i == 2 %}{% continue %}{% endif %}{% if i == 4 %}{% break %}{% endif %}{{ i }}{% endfor %}",  # noqa: E501
         "{% macro m(a) %}{{ a.rsplit('b')[0] }}{% endmacro %}{{ m('abc') }}{% set y = s.rsplit('b') %}{{ y }}",
         "{%- for m in messages if m.content.removeprefix('h') -%}{{ m.role }}{%- endfor -%}",
-        "{{ none }}{{ x }}{{ x ~ 'a' }}{{ x.y }}|{{ x.y is defined }}{{ x|trim }}{{ x|default('d') }}{{ x|default('d', true) }}",
+        "{{ none }}{{ x }}{{ x ~ 'a' }}{{ x.y }}|{{ x.y is defined }}{{ x|trim }}{{ x|default('d') }}{{ x|default('d', true) }}",  # noqa: E501
         "{% set ns = namespace(a=1) %}{% set ns.a = ns.a + 1 %}{{ ns.a }}{{ dict(a=1).a }}{{ l + l }}{{ s[::-1] }}{{ l[1:] }}",
         "{{ messages|selectattr('role', 'equalto', 'user')|list|length }}{{ messages|map(attribute='content')|join }}",
         "{{ d.a == {'q': [1, 'z']} }}{{ l == [3, 1, 2] }}{{ 'b' in d }}{{ 3 in l }}{{ messages }}",
-        "{{ ' ab '.strip().upper() }}{{ 'a b'.title() }}{{ 'ab'.find('b') }}{{ '-'.join(['a', 'b']) }}{{ 'ab'.startswith(('a', 'c')) }}",
+        "{{ ' ab '.strip().upper() }}{{ 'a b'.title() }}{{ 'ab'.find('b') }}{{ '-'.join(['a', 'b']) }}{{ 'ab'.startswith(('a', 'c')) }}",  # noqa: E501
         "  {% if true %}\n  a\n  {% endif %}\n  {{- s -}}  \n{%+ if true %}b{% endif %}\nend\n",
     ],
 )

@@ -6,14 +6,15 @@ from typing import Any
 
 import nbformat
 import pytest
-import spark_model
 import torch
 from nbclient import NotebookClient
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import spark_model
 from spark_model.errors import ModelError, ModelNotFoundError
 from spark_model.notebook import LoadedModel
 from spark_model.testing import create_tiny_model, hf_logits, relative_difference
 from spark_runtime.types import SamplingParams
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "notebook.ipynb"
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} {% endfor %}<assistant>"

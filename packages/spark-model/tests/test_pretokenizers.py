@@ -1,8 +1,9 @@
 """The words that each named rule cuts a text into."""
 
 import pytest
-from spark_model.pretokenizers import PRE_TOKENIZERS
 from tokenizers import Regex, pre_tokenizers
+
+from spark_model.pretokenizers import PRE_TOKENIZERS
 
 TEXT = "It's 12345 don't  HelloWorld\n\n e\u0301a!!a 你好"
 

@@ -63,3 +63,12 @@ def test_lines_show_every_row_and_the_rest() -> None:
         ["kv", "cache"],
         ["free", "0.0"],
     ]
+
+
+def test_plan_bounds_the_cache_but_never_below_one_sequence() -> None:
+    def blocks(kv_cache_bytes: int) -> int:
+        return plan_memory(
+            bound_bytes=1000 * MIB, weight_bytes=MIB, workspace_bytes=MIB, kv=KV, kv_cache_bytes=kv_cache_bytes
+        ).num_blocks
+
+    assert [blocks(12 * MIB), blocks(3 * MIB), blocks(0)] == [12, 7, 28]

@@ -8,15 +8,10 @@ from typing import Literal
 
 import numpy as np
 import torch
-from spark_kernels.paged_attention import PagedBatch
-from spark_kernels.sampling import SamplingRow, sample
-from spark_runtime.device_memory import allocated_bytes
-from spark_runtime.errors import DeviceError
-from spark_runtime.kvcache.pool import KvPool, bytes_per_block
-from spark_runtime.memory import KvDemand, MemoryPlan, plan_memory
-from spark_runtime.types import SequenceId, SequenceStep
 from torch import Tensor
 
+from spark_kernels.paged_attention import PagedBatch
+from spark_kernels.sampling import SamplingRow, sample
 from spark_model.checkpoint import Checkpoint, ModelFacts
 from spark_model.config import ModelConfig
 from spark_model.errors import UnsupportedModelError
@@ -24,6 +19,11 @@ from spark_model.factory import create_model, find_model_class
 from spark_model.facts import read_facts
 from spark_model.layers.decoder import Decoder, Precision
 from spark_model.loaders import ProgressReport, WeightSource, open_weights
+from spark_runtime.device_memory import allocated_bytes
+from spark_runtime.errors import DeviceError
+from spark_runtime.kvcache.pool import KvPool, bytes_per_block
+from spark_runtime.memory import KvDemand, MemoryPlan, plan_memory
+from spark_runtime.types import SequenceId, SequenceStep
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -33,6 +33,7 @@ class RunnerConfig:
     """What a runner needs to load a model and to plan its memory.
 
     bound_bytes      for weights, workspace and KV cache together
+    kv_cache_bytes   bounds the KV cache as well; 0 = what bound_bytes leaves
     num_blocks       asks for just so many KV blocks; None = what the bound leaves
     max_model_len    tokens of the longest sequence
     max_step_tokens  tokens that one step may run, over all sequences
@@ -45,6 +46,7 @@ class RunnerConfig:
     max_num_seqs: int
     max_step_tokens: int
     bound_bytes: int
+    kv_cache_bytes: int = 0
     num_blocks: int | None = None
 
 
@@ -211,5 +213,6 @@ def _plan(model: ModelConfig, weight_bytes: int, config: RunnerConfig, precision
             max_model_len=config.max_model_len,
             max_num_seqs=config.max_num_seqs,
         ),
+        kv_cache_bytes=config.kv_cache_bytes,
         num_blocks=config.num_blocks,
     )

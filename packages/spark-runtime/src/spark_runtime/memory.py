@@ -50,11 +50,18 @@ class KvDemand:
 
 
 def plan_memory(
-    *, bound_bytes: int, weight_bytes: int, workspace_bytes: int, kv: KvDemand, num_blocks: int | None = None
+    *,
+    bound_bytes: int,
+    weight_bytes: int,
+    workspace_bytes: int,
+    kv: KvDemand,
+    kv_cache_bytes: int = 0,
+    num_blocks: int | None = None,
 ) -> MemoryPlan:
     """Give the KV pool what weights and workspace leave of bound_bytes, at most what max_num_seqs full sequences need.
 
-    num_blocks   asks for just so many blocks instead
+    kv_cache_bytes   bounds the KV pool as well, though never below one sequence of max_model_len tokens; 0 = no bound
+    num_blocks       asks for just so many blocks instead
 
     Raises OutOfMemoryError, naming numbers and options, if the wanted blocks do not fit, or if they are fewer than one
     sequence of max_model_len tokens needs.
@@ -63,6 +70,8 @@ def plan_memory(
     fitting = max(left, 0) // kv.bytes_per_block
     needed = kv.blocks_per_sequence
     wanted = min(fitting, needed * kv.max_num_seqs) if num_blocks is None else num_blocks
+    if kv_cache_bytes and num_blocks is None:
+        wanted = min(wanted, max(needed, kv_cache_bytes // kv.bytes_per_block))
     if wanted < needed or wanted > fitting:
         raise OutOfMemoryError(
             _does_not_fit(bound_bytes, weight_bytes, workspace_bytes, kv, max(wanted, needed), wanted)

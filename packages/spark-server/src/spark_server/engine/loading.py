@@ -41,6 +41,7 @@ def create_runner(config: EngineConfig, progress: Callable[[str], None]) -> Load
             max_num_seqs=config.scheduler.max_batch_size,
             max_step_tokens=max_step_tokens(config.scheduler),
             bound_bytes=config.memory_bound_bytes,
+            kv_cache_bytes=config.kv_cache_bytes,
         ),
     )
     if runner.plan is not None:
