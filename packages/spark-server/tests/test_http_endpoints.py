@@ -1,7 +1,6 @@
 """The real application on a fake engine: whole bodies, streams event by event, every kind of refusal."""
 
 import json
-import logging
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from structlog.testing import capture_logs
 
 from spark_server.engine.frames import Output
 from spark_server.errors import EngineFailedError
@@ -231,17 +231,17 @@ def test_engine_dies_in_a_stream() -> None:
     assert events[2:] == [error("it died", "server_error", "engine_failed"), "[DONE]"]
 
 
-def test_unexpected_error_is_a_500_in_shape_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_unexpected_error_is_a_500_in_shape_and_logged_once() -> None:
     def broken(request: Any) -> Any:
         raise ZeroDivisionError("secret detail")
 
-    response = post(broken, CHAT_URL, CHAT)
+    with capture_logs() as lines:
+        response = post(broken, CHAT_URL, CHAT)
     message = "internal error; the server's log says more"
     assert (response.status_code, response.json()) == (500, error(message, "server_error", "internal_error"))
     assert response.headers["x-request-id"].startswith("req_")
-    [record] = [record for record in caplog.records if record.levelno >= logging.ERROR]
-    assert record.exc_info is not None
-    assert isinstance(record.exc_info[1], ZeroDivisionError)
+    [line] = [line for line in lines if line["log_level"] == "error"]
+    assert isinstance(line["exc_info"], ZeroDivisionError)
 
 
 def test_unexpected_error_in_a_stream_ends_it() -> None:

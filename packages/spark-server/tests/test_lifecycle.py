@@ -23,13 +23,17 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 # `settings` has `config`, changes of the configuration, `engine`, arguments of the fake, and what happens when.
 PROGRAM = """
-import json, logging, sys, time
+import json, sys, time
+import structlog
 from spark_server.errors import StartupError
 from spark_server.http.server import serve
 from spark_server.http.testing import FakeEngine, answer, create_config, create_text
 
 settings = json.loads(sys.argv[1])
-logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
+def render(logger, method, event):
+    return " ".join([event.pop("event"), *(f"{name}={value}" for name, value in event.items())])
+
+structlog.configure(processors=[render], logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 
 def create_engine():
     engine = FakeEngine(answer("a" * settings.get("num_tokens", 3), finish="length"), **settings.get("engine", {}))
@@ -40,7 +44,7 @@ def create_engine():
 def load_text():
     if "text_error" in settings:
         raise StartupError(settings["text_error"])
-    logging.info("loading text")
+    print("loading text", file=sys.stderr)
     time.sleep(settings.get("text_s", 0))
     return create_text()
 
@@ -147,7 +151,7 @@ def test_idle_server_ends_at_once(number: int) -> None:
 
 def test_answers_while_the_model_loads() -> None:
     with start_server(engine={"load_s": 60}) as server:
-        server.find_port("^listening ")
+        server.find_port("^listening; ")
         assert server.get("/health") == (503, {"status": "loading"})
         assert server.get("/health/live") == (200, {"status": "ok"})
         response = server.send_chat().getresponse()
@@ -166,7 +170,7 @@ def test_drain_finishes_what_runs_and_refuses_what_comes() -> None:
         whole = server.send_chat()
         server.get("/health")
         server.signal(signal.SIGTERM)
-        server.wait_line("^stopping signal=15 ")
+        server.wait_line("^stopping signal=SIGTERM ")
         refused = server.send_chat().getresponse()
         assert refused.status == 503
         assert json.loads(refused.read())["error"]["code"] == "shutting_down"
@@ -204,7 +208,7 @@ def test_second_signal_ends_at_once(first: int, second: int) -> None:
         stream = server.send_chat(stream=True).getresponse()
         stream.readline()
         server.signal(first)
-        server.wait_line(f"^stopping signal={first} open=1 ")
+        server.wait_line(f"^stopping signal={signal.Signals(first).name} open=1 ")
         sent = server.signal(second)
         assert server.wait_exit() == 128 + second
         assert time.monotonic() - sent < 1.0

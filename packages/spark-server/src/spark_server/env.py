@@ -1,4 +1,4 @@
-"""The only reader of environment variables in this package; docs/environment.md lists them, a test compares."""
+"""The only reader and writer of environment variables in this package; docs/environment.md lists them, a test compares."""
 
 import os
 from collections.abc import Mapping
@@ -16,6 +16,8 @@ OPTION_VARIABLES: Mapping[str, str] = {
 
 VARIABLES = (RECIPE_PATH, *OPTION_VARIABLES)
 
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
 
 def recipe_folders() -> tuple[Path, ...]:
     """Folders of SPARK_RECIPE_PATH, separated as in PATH, searched after the recipes that spark brings."""
@@ -30,3 +32,9 @@ def option_values() -> dict[str, tuple[str, str]]:
         if text is not None:
             found.setdefault(option, (variable, text))
     return found
+
+
+def set_thread_counts(num_threads: int) -> None:
+    """Bound the threads of the maths libraries, which read these variables when they are loaded; 0 = their choice."""
+    if num_threads > 0:
+        os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(num_threads)))

@@ -14,6 +14,9 @@ from structlog.typing import FilteringBoundLogger, Processor
 
 from spark_server.config import LogLevel
 
+# Before `configure`, and in tests: structlog's own default prints to stdout.
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+
 _LEVELS: dict[LogLevel, int] = {
     "debug": logging.DEBUG,
     "info": logging.INFO,

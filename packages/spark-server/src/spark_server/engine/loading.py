@@ -1,7 +1,6 @@
 """From an EngineConfig to a model that runs. Torch is imported by `create_runner`, after the thread counts are set."""
 
 import importlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -10,8 +9,6 @@ from spark_runtime.types import Runner
 from spark_server.config import EngineConfig, SchedulerConfig
 
 MODEL_RUNNER = "spark_server.engine.loading:create_runner"
-
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +57,3 @@ def find_factory(reference: str) -> RunnerFactory:
     """`module:function` → the function."""
     module, _, name = reference.partition(":")
     return cast("RunnerFactory", getattr(importlib.import_module(module), name))
-
-
-def set_thread_counts(num_threads: int) -> None:
-    """Bound the threads of the maths libraries, which read these variables when they are loaded; 0 = their choice."""
-    if num_threads > 0:
-        os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(num_threads)))

@@ -16,10 +16,10 @@ from queue import SimpleQueue
 from typing import NoReturn
 
 from spark_kernels.errors import SparkError
-from spark_server import logs
+from spark_server import env, logs
 from spark_server.config import EngineConfig
 from spark_server.engine.frames import Abort, Fatal, FromEngine, Progress, Ready, StepFrame, Stop, Submit
-from spark_server.engine.loading import MODEL_RUNNER, find_factory, set_thread_counts
+from spark_server.engine.loading import MODEL_RUNNER, find_factory
 from spark_server.engine.loop import EngineLoop
 from spark_server.engine.transport import FrameError, FrameSender, decode_config, decode_to_engine, read_bodies
 from spark_server.scheduler.scheduler import Scheduler
@@ -57,7 +57,7 @@ class EngineProcess:
 
     def _load(self, config: EngineConfig, runner: str) -> EngineLoop:
         started = time.monotonic()
-        set_thread_counts(config.num_threads)
+        env.set_thread_counts(config.num_threads)
         loaded = find_factory(runner)(config, lambda message: self._sender.send(Progress(message)))
         scheduler = Scheduler(config.scheduler, loaded.runner)
         if scheduler.context < config.scheduler.max_model_len:
