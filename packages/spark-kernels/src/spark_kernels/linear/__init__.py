@@ -8,7 +8,10 @@ from torch import Tensor
 
 from spark_kernels.errors import UnsupportedShapeError
 from spark_kernels.ggml import GgmlTensor
+from spark_kernels.linear.config import choose_linear
 from spark_kernels.linear.dense import DenseEmbedding, DenseLinear
+from spark_kernels.linear.half import HalfLinear
+from spark_kernels.linear.int4 import Int4Linear
 
 __all__ = ["Embedding", "Linear", "create_embedding", "create_linear"]
 
@@ -50,7 +53,16 @@ def create_linear(
         raise UnsupportedShapeError(f"create_linear: parts {[tuple(p.shape) for p in parts]}; wanted [N, K] of one K")
     if bias is not None and bias.shape != (rows,):
         raise UnsupportedShapeError(f"create_linear: bias {tuple(bias.shape)} for {rows} rows")
-    return DenseLinear(parts, dtype=dtype, device=device, bias=bias)
+    choice = choose_linear(
+        parts, dtype=dtype, device=torch.device(device), engines=torch.backends.quantized.supported_engines
+    )
+    match choice.kind:
+        case "int4":
+            return Int4Linear([part for part in parts if isinstance(part, GgmlTensor)], bias=bias)
+        case "half":
+            return HalfLinear(parts, bias=bias)
+        case "dense":
+            return DenseLinear(parts, dtype=dtype, device=device, bias=bias)
 
 
 def create_embedding(weight: Tensor | GgmlTensor, *, dtype: torch.dtype, device: torch.device | str) -> Embedding:

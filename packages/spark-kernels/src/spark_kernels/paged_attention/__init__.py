@@ -4,6 +4,7 @@ from torch import Tensor
 
 from spark_kernels.errors import UnsupportedShapeError
 from spark_kernels.paged_attention.batch import PagedBatch
+from spark_kernels.paged_attention.cpu import paged_attention_cpu
 from spark_kernels.paged_attention.reference import paged_attention_reference, write_kv_reference
 
 __all__ = ["PagedBatch", "paged_attention", "write_kv"]
@@ -38,4 +39,6 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBat
             f"paged_attention: q {tuple(q.shape)}, k_cache {tuple(k_cache.shape)}, v_cache {tuple(v_cache.shape)}, "
             f"{batch.query_starts[-1]} tokens in the batch; wanted [T, H, D] and twice [num_blocks, block_size, KH, D]"
         )
+    if q.device.type == "cpu":
+        return paged_attention_cpu(q, k_cache, v_cache, batch, scale)
     return paged_attention_reference(q, k_cache, v_cache, batch, scale)

@@ -1,10 +1,14 @@
 """What paged attention needs to know of one step, whatever the layer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from spark_kernels.errors import UnsupportedShapeError
+
+if TYPE_CHECKING:
+    from spark_kernels.paged_attention.cpu import CpuPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,7 @@ class PagedBatch:
     block_table: Tensor
     query_starts: tuple[int, ...]
     context_lengths: tuple[int, ...]
+    _plans: dict[int, "CpuPlan"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Raise UnsupportedShapeError where the counts do not go together."""
@@ -40,7 +45,10 @@ class PagedBatch:
                     f"PagedBatch: a sequence runs {end - start} tokens with {context} in the cache; wanted 1 to that many"
                 )
 
-    @property
-    def is_decode(self) -> bool:
-        """Every sequence runs exactly one token."""
-        return self.query_starts[-1] == len(self.context_lengths)
+    def cpu_plan(self, block_size: int) -> "CpuPlan":
+        """What the CPU's attention works out once a step and uses in every layer."""
+        from spark_kernels.paged_attention.cpu import CpuPlan
+
+        if block_size not in self._plans:
+            self._plans[block_size] = CpuPlan(self, block_size)
+        return self._plans[block_size]

@@ -7,8 +7,9 @@ from spark_kernels.paged_attention.batch import PagedBatch
 
 
 def write_kv_reference(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
-    k_cache.flatten(0, 1).index_copy_(0, slots, k.to(k_cache.dtype))
-    v_cache.flatten(0, 1).index_copy_(0, slots, v.to(v_cache.dtype))
+    flat = (-1, *k_cache.shape[2:])
+    k_cache.view(flat).index_copy_(0, slots, k.to(k_cache.dtype))
+    v_cache.view(flat).index_copy_(0, slots, v.to(v_cache.dtype))
 
 
 def paged_attention_reference(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, scale: float) -> Tensor:

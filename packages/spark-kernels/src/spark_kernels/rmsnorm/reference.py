@@ -9,9 +9,3 @@ def rmsnorm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
     return normed.to(x.dtype) * weight.to(x.dtype)
-
-
-def add_rmsnorm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(rmsnorm(x + residual), x + residual); the sum is rounded to x.dtype first."""
-    total = x + residual
-    return rmsnorm_reference(total, weight, eps), total

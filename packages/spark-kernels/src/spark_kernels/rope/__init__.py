@@ -1,8 +1,10 @@
 """Rotary position embedding of queries and keys, half-split layout (dimension i turns with i + R/2)."""
 
+import torch
 from torch import Tensor
 
 from spark_kernels.errors import UnsupportedShapeError
+from spark_kernels.rope.cpu import rotate_cpu
 from spark_kernels.rope.reference import rotate_reference
 
 __all__ = ["apply_rope"]
@@ -23,4 +25,6 @@ def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, 
             f"apply_rope: q {tuple(q.shape)}, k {tuple(k.shape)}, cos {tuple(cos.shape)}, sin {tuple(sin.shape)}; "
             "wanted [T, H, D], [T, KH, D] and twice [T, R/2] with R <= D"
         )
+    if q.device.type == "cpu" and q.dtype == k.dtype == torch.float32 and rotary == q.shape[-1]:
+        return rotate_cpu(q, k, cos, sin)
     return rotate_reference(q, cos, sin), rotate_reference(k, cos, sin)

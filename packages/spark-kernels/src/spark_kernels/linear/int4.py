@@ -1,0 +1,53 @@
+"""Linear layers over 4-bit weights on the CPU: torch's packed int4 kernel for few tokens, fp16 weights for many."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from spark_kernels.ggml import GgmlTensor, GgmlType
+from spark_kernels.linear.config import INT4_MAX_TOKENS
+from spark_kernels.linear.half import HalfLinear
+
+GROUP_SIZE = 32
+
+
+class Int4Linear:
+    """Weights twice: 4-bit for a decode step, fp16 for a prefill.
+
+    The int4 kernel takes x, scales and zero points in bf16 and sums in fp32: its noise is that of bf16.
+    """
+
+    def __init__(self, parts: Sequence[GgmlTensor], *, bias: Tensor | None) -> None:
+        self._many = HalfLinear(parts, bias=bias)
+        self.in_features: int = self._many.in_features
+        self.out_features: int = self._many.out_features
+        numbers, scales = zip(*(int4_groups(part) for part in parts), strict=True)
+        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(torch.cat(numbers), 1)
+        self._scales = torch.cat(scales, dim=1)
+        self._bias = None if bias is None else bias.float()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.shape[0] > INT4_MAX_TOKENS:
+            return self._many(x)
+        narrow = x.to(torch.bfloat16)
+        result: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(narrow, self._packed, GROUP_SIZE, self._scales)
+        result = result.to(x.dtype)
+        return result if self._bias is None else result + self._bias.to(x.dtype)
+
+
+def int4_groups(part: GgmlTensor) -> tuple[Tensor, Tensor]:
+    """(numbers 0 .. 15 int32 [N, K], scale and zero point bf16 [K / 32, N, 2]); weight = (number - 8) * scale + zero."""
+    rows, columns = part.shape
+    blocks = part.data.reshape(-1, part.type.type_size)
+    nibbles = blocks[:, -16:]
+    numbers = torch.empty(blocks.shape[0], GROUP_SIZE, dtype=torch.int32, device=blocks.device)
+    numbers[:, :16] = nibbles & 15
+    numbers[:, 16:] = nibbles >> 4
+    scale = blocks[:, :2].contiguous().view(torch.float16).float()  # [N * K / 32, 1]
+    if part.type is GgmlType.Q4_1:
+        zero = blocks[:, 2:4].contiguous().view(torch.float16).float() + 8 * scale
+    else:
+        zero = torch.zeros_like(scale)
+    pairs = torch.cat((scale, zero), dim=1).view(rows, columns // GROUP_SIZE, 2)
+    return numbers.view(rows, columns), pairs.transpose(0, 1).to(torch.bfloat16).contiguous()
