@@ -27,7 +27,6 @@ from spark_server.generation import (
     Ending,
     Generation,
     GenerationRequest,
-    ModelText,
     TextDelta,
     TextPrompt,
     TokenPrompt,
@@ -36,12 +35,12 @@ from spark_server.generation import (
 from spark_server.http.testing import (
     EOS,
     VOCAB_SIZE,
-    ByteDetokenizer,
     ByteTokenizer,
     FakeEngine,
     Script,
     answer,
     create_rig,
+    create_text,
 )
 from spark_server.stop_strings import StopMatcher
 
@@ -268,7 +267,7 @@ def test_start_refuses(changes: dict[str, Any], kind: type[Exception], message: 
 
 
 def test_start_without_chat_template() -> None:
-    rig = create_rig(FakeEngine(answer("")), text=ModelText(ByteTokenizer(), ByteDetokenizer, None))
+    rig = create_rig(FakeEngine(answer("")), text=create_text(has_template=False))
     with pytest.raises(InvalidRequestError, match="no chat template"):
         run(rig.services.pipeline.start([create_request(prompt=ChatPrompt([], {}))]))
 
@@ -311,7 +310,7 @@ def test_start_long_text_runs_off_the_event_loop() -> None:
             return super().encode(text[:10])
 
     async def scenario() -> None:
-        rig = create_rig(FakeEngine(answer("")), text=ModelText(NotingTokenizer(), ByteDetokenizer, None))
+        rig = create_rig(FakeEngine(answer("")), text=create_text(NotingTokenizer()))
         for length in (INLINE_CHARACTERS, INLINE_CHARACTERS + 1):
             await rig.services.pipeline.start([create_request(prompt=TextPrompt("x" * length))])
 
@@ -331,7 +330,7 @@ def test_start_cancelled_while_it_tokenises_submits_nothing() -> None:
 
     async def scenario() -> None:
         engine = FakeEngine(answer(""))
-        rig = create_rig(engine, text=ModelText(SlowTokenizer(), ByteDetokenizer, None))
+        rig = create_rig(engine, text=create_text(SlowTokenizer()))
         task = asyncio.create_task(rig.services.pipeline.start([create_request(prompt=TextPrompt("x" * 10_000))]))
         await asyncio.to_thread(entered.wait, 5)
         task.cancel()

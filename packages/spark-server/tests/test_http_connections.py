@@ -13,16 +13,14 @@ import openai
 import pytest
 
 from spark_server.engine.frames import Submit
-from spark_server.generation import ModelText
 from spark_server.http import sse
 from spark_server.http.testing import (
-    ByteDetokenizer,
     ByteTokenizer,
     FakeEngine,
-    LineTemplate,
     Rig,
     answer,
     create_rig,
+    create_text,
     run_server,
 )
 
@@ -101,7 +99,7 @@ def test_client_goes_while_the_prompt_is_tokenised(stream: bool) -> None:
             return [1]
 
     async def scenario() -> None:
-        rig = create_rig(FakeEngine(), text=ModelText(SlowTokenizer(), ByteDetokenizer, LineTemplate()))
+        rig = create_rig(FakeEngine(), text=create_text(SlowTokenizer()))
         async with client_of(rig) as client:
             body = {"messages": [{"role": "user", "content": "x" * 10_000}], "stream": stream}
             writer = await open_socket(client, body)

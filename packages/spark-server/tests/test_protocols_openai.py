@@ -86,18 +86,20 @@ def test_lower_chat_sampling_spellings() -> None:
 
 def test_lower_chat_messages() -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": [1, "é"]}'}}
+    broken = {"id": "d", "type": "function", "function": {"name": "f", "arguments": '{"x": [1'}}
+    lowered_call = {**call, "function": {"name": "f", "arguments": {"x": [1, "é"]}}}
     echoed: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, "annotations": [], "audio": None}
     assert messages_of(
         {"role": "developer", "content": "be short"},
         {"role": "user", "content": parts, "name": "ada"},
-        {**echoed, "tool_calls": [call], "reasoning_content": "hm"},
+        {**echoed, "tool_calls": [call, broken], "reasoning_content": "hm"},
         {"role": "tool", "content": "42", "tool_call_id": "c"},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
     ) == [
         {"role": "system", "content": "be short"},
         {"role": "user", "content": "one\ntwo", "name": "ada"},
-        {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]},
+        {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [lowered_call, broken]},
         {"role": "tool", "content": "42", "tool_call_id": "c"},
         {"role": "assistant", "content": "no"},
     ]

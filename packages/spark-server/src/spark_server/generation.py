@@ -39,9 +39,6 @@ INLINE_CHARACTERS = 4096
 class Tokenizer(Protocol):
     """What is needed of spark_model.tokenizer.Tokenizer."""
 
-    @property
-    def eos_token_ids(self) -> Sequence[int]: ...
-
     def encode(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]: ...
 
 
@@ -68,10 +65,16 @@ class ChatTemplate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """Between text and ids. `chat_template` None: the model has none, so only prompts without messages work."""
+    """Between text and ids.
+
+    eos_token_ids        every id that ends a turn
+    create_detokenizer   called with at_start: the text begins here, and does not go on from a prompt's
+    chat_template        None: the model has none, so only prompts without messages work
+    """
 
     tokenizer: Tokenizer
-    create_detokenizer: Callable[[], Detokenizer]
+    eos_token_ids: Sequence[int]
+    create_detokenizer: Callable[[bool], Detokenizer]
     chat_template: ChatTemplate | None
 
 
@@ -143,7 +146,7 @@ class Generation:
     def __init__(self, stream: EngineStream, text: ModelText, request: GenerationRequest, prompt_tokens: int) -> None:
         self._stream = stream
         self._outputs = stream.__aiter__()
-        self._detokenizer = text.create_detokenizer()
+        self._detokenizer = text.create_detokenizer(isinstance(request.prompt, ChatPrompt))
         self._matcher = StopMatcher(request.stop_strings)
         self._min_tokens = request.min_tokens
         self._prompt_tokens = prompt_tokens
@@ -336,7 +339,7 @@ class Pipeline:
         if ready is not None:
             _check_ids(token_ids, ready.vocab_size, _prompt_param(request))
             _check_ids(request.stop_token_ids, ready.vocab_size, "stop_token_ids")
-        eos = () if request.ignore_eos else self._text.tokenizer.eos_token_ids
+        eos = () if request.ignore_eos else self._text.eos_token_ids
         ceiling = min(self._config.max_output_tokens, room)
         max_tokens = ceiling if request.max_tokens is None else min(request.max_tokens, ceiling)
         return Submit(

@@ -5,6 +5,7 @@ from pathlib import Path
 from spark_model.chat_template import load_chat_template
 from spark_model.data import data_folder
 from spark_model.detokenizer import IncrementalDetokenizer
+from spark_model.facts import read_facts
 from spark_model.tokenizer import load_tokenizer
 from spark_server.config import ServeConfig
 from spark_server.engine.supervisor import EngineSupervisor
@@ -22,10 +23,15 @@ def run(config: ServeConfig) -> int:
 
 
 def load_text(config: ServeConfig) -> ModelText:
-    """Tokenizer and chat template of the model. Raises TokenizerError and TemplateError."""
+    """Tokenizer, end tokens and chat template of the model. Raises TokenizerError and TemplateError."""
     tokenizer = load_tokenizer(config.checkpoint)
     overrides: Path | None = data_folder("jinja-templates") if config.http.use_template_overrides else None
     template = load_chat_template(
         config.checkpoint, tokenizer, override=config.http.chat_template, overrides_dir=overrides
     )
-    return ModelText(tokenizer, lambda: IncrementalDetokenizer(tokenizer), template)
+    return ModelText(
+        tokenizer=tokenizer,
+        eos_token_ids=sorted({*tokenizer.eos_token_ids, *read_facts(config.checkpoint).eos_token_ids}),
+        create_detokenizer=lambda at_start: IncrementalDetokenizer(tokenizer, at_start=at_start),
+        chat_template=template,
+    )

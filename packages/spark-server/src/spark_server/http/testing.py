@@ -18,7 +18,7 @@ from spark_server.config import HttpConfig, SamplingDefaults
 from spark_server.engine.client import EngineState
 from spark_server.engine.frames import EngineStats, FinishReason, Output, Ready, Submit
 from spark_server.errors import EngineFailedError, NotReadyError
-from spark_server.generation import ModelText, Pipeline
+from spark_server.generation import ModelText, Pipeline, Tokenizer
 from spark_server.http.app import create_app
 from spark_server.http.drain import Drain
 from spark_server.http.server import bind_socket
@@ -33,8 +33,6 @@ Script = Callable[[Submit], Iterable[Output]]
 class ByteTokenizer:
     """One id a byte. `add_special` puts nothing in front."""
 
-    eos_token_ids: Sequence[int] = (EOS,)
-
     def encode(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
         return list(text.encode())
 
@@ -42,7 +40,7 @@ class ByteTokenizer:
 class ByteDetokenizer:
     """Holds bytes back until they are whole characters."""
 
-    def __init__(self) -> None:
+    def __init__(self, at_start: bool = True) -> None:
         self._bytes = b""
 
     def push(self, ids: Sequence[int]) -> str:
@@ -230,8 +228,9 @@ def create_config(**changes: Any) -> HttpConfig:
     return replace(config, **changes)
 
 
-def create_text() -> ModelText:
-    return ModelText(ByteTokenizer(), ByteDetokenizer, LineTemplate())
+def create_text(tokenizer: Tokenizer | None = None, *, has_template: bool = True) -> ModelText:
+    template = LineTemplate() if has_template else None
+    return ModelText(tokenizer or ByteTokenizer(), (EOS,), ByteDetokenizer, template)
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ def _template_kwargs(body: ChatBody, config: HttpConfig) -> dict[str, Any]:
 
 
 def _lower_message(index: int, message: ChatMessage) -> dict[str, Any]:
-    """The message as a template takes it: content as one string, the developer as the system, absent keys absent."""
+    """The message as a template takes it: content as one string, the developer as the system, other absent keys absent."""
     if message.role not in ROLES:
         raise InvalidRequestError(
             f"messages[{index}].role: got '{message.role}', expected one of {', '.join(sorted(ROLES))}",
@@ -127,17 +127,31 @@ def _lower_message(index: int, message: ChatMessage) -> dict[str, Any]:
         "role": "system" if message.role == "developer" else message.role,
         "content": _lower_content(index, message.content),
     }
-    for name in ("name", "reasoning_content", "tool_calls", "tool_call_id"):
+    for name in ("name", "reasoning_content", "tool_call_id"):
         value = getattr(message, name)
         if value is not None:
             lowered[name] = value
+    if message.tool_calls is not None:
+        lowered["tool_calls"] = [_lower_tool_call(call) for call in message.tool_calls]
     return lowered
 
 
-def _lower_content(index: int, content: str | Sequence[ContentPart] | None) -> str | None:
-    """Text parts become one string, a line each: most templates take nothing but a string."""
+def _lower_tool_call(call: dict[str, Any]) -> dict[str, Any]:
+    """Arguments as an object: on the wire they are JSON text, but most templates walk through them."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = msgspec.json.decode(function["arguments"] or "{}")
+    except msgspec.DecodeError:
+        return call  # a model's broken call goes back to it as it was
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _lower_content(index: int, content: str | Sequence[ContentPart] | None) -> str:
+    """Text parts become one string, a line each, and none an empty one: most templates take nothing but a string."""
     if content is None or isinstance(content, str):
-        return content
+        return content or ""
     texts: list[str] = []
     for place, part in enumerate(content):
         where = f"messages[{index}].content[{place}]"
