@@ -52,7 +52,7 @@ class Spark:
     def __init__(self, arguments: list[str]) -> None:
         start = time.perf_counter()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "spark_server.cli", "serve", "smollm2", "--port", "0", *arguments],
+            [sys.executable, "-m", "spark_server", "serve", "smollm2", "--port", "0", *arguments],
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -22,7 +22,7 @@ class RunningServer:
     """A `spark serve` child process, its log and its URL."""
 
     def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "spark_server.cli", "serve", *arguments, "--port", "0"]
+        command = [sys.executable, "-m", "spark_server", "serve", *arguments, "--port", "0"]
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         self.process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment

@@ -21,7 +21,7 @@ LONG = {"prompt": "once", "max_tokens": 2000, "ignore_eos": True, "temperature":
 def spark(*arguments: str, timeout: float = 30) -> tuple[subprocess.CompletedProcess[str], float]:
     start = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "spark_server.cli", *arguments], capture_output=True, text=True, timeout=timeout
+        [sys.executable, "-m", "spark_server", *arguments], capture_output=True, text=True, timeout=timeout
     )
     return done, time.monotonic() - start
 
