@@ -5,6 +5,7 @@ import torch
 
 from spark_kernels.errors import UnsupportedShapeError
 from spark_kernels.paged_attention import PagedBatch, paged_attention, write_kv
+from spark_kernels.paged_attention.plan import GROUP_TOKENS, group_by_length
 from spark_kernels.testing import assert_close, nan_filled
 
 BLOCK_SIZE, KV_HEADS, HEADS, HEAD_DIM = 16, 2, 6, 32
@@ -64,6 +65,8 @@ LENGTHS = {
     "prefill": [(37, 37)],
     "chunk": [(20, 57)],
     "decodes": [(1, 5), (1, 33), (1, 16), (1, 1), (1, 100)],
+    "equal-decodes": [(1, 33), (1, 33), (1, 33)],
+    "decodes-of-far-lengths": [(1, 5), (1, 200), (1, 7), (1, 190), (1, 250)],
     "mixed": [(1, 33), (20, 57), (1, 2), (5, 5)],
 }
 
@@ -78,6 +81,28 @@ def test_paged_attention_equals_definition(
     result = case.run()
     assert result.dtype == dtype
     assert_close(result, torch.cat(case.expected).float(), dtype=dtype)
+
+
+def test_paged_attention_row_does_not_depend_on_the_batch() -> None:
+    case = Case([(1, 33), (1, 60), (1, 40)])
+    together = case.run()
+    for row in range(3):
+        alone = PagedBatch(
+            case.batch.slots[row : row + 1],
+            case.batch.block_table[row : row + 1],
+            (0, 1),
+            case.batch.context_lengths[row : row + 1],
+        )
+        assert_close(
+            paged_attention(case.q[row : row + 1], case.k_cache, case.v_cache, alone, 0.2), together[row, None]
+        )
+
+
+def test_group_by_length_pads_little_and_bounds_the_copy() -> None:
+    contexts = [2000, 1900, 500, 400, 300, 260, 240, 100]
+    groups = group_by_length(range(8), contexts)
+    assert groups == [[0], [1], [2, 3, 4, 5], [6], [7]]
+    assert all(len(g) * contexts[g[0]] <= GROUP_TOKENS and 2 * contexts[g[-1]] >= contexts[g[0]] for g in groups)
 
 
 def test_paged_attention_sees_no_later_token() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from spark_kernels.errors import UnsupportedShapeError
-from spark_kernels.rope import apply_rope
+from spark_kernels.rope import apply_rope, widen_tables
 from spark_kernels.testing import assert_close
 
 
@@ -39,8 +39,20 @@ def test_apply_rope_takes_views_of_a_fused_projection() -> None:
     q, k = qkv[:, : 3 * 64], qkv[:, 3 * 64 : 4 * 64]
     cos, sin = tables(list(range(5)), 64)
     apart = apply_rope(q.reshape(5, 3, 64).clone(), k.reshape(5, 1, 64).clone(), cos, sin)
+    before = qkv.clone()
     fused = apply_rope(q.view(5, 3, 64), k.view(5, 1, 64), cos, sin)
     assert torch.equal(apart[0], fused[0]) and torch.equal(apart[1], fused[1])
+    assert torch.equal(qkv, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rotary", [64, 32])
+def test_apply_rope_wide_tables_give_the_same(rotary: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    q, k = torch.randn(5, 3, 64).to(dtype), torch.randn(5, 1, 64).to(dtype)
+    cos, sin = tables(list(range(5)), rotary)
+    for narrow, wide in zip(apply_rope(q, k, cos, sin), apply_rope(q, k, *widen_tables(cos, sin)), strict=True):
+        assert torch.equal(narrow, wide)
 
 
 def test_apply_rope_wrong_shapes() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from spark_kernels.errors import UnsupportedShapeError
 
 if TYPE_CHECKING:
-    from spark_kernels.paged_attention.cpu import CpuPlan
+    from spark_kernels.paged_attention.plan import CpuPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class PagedBatch:
 
     def cpu_plan(self, block_size: int) -> "CpuPlan":
         """What the CPU's attention works out once a step and uses in every layer."""
-        from spark_kernels.paged_attention.cpu import CpuPlan
+        from spark_kernels.paged_attention.plan import CpuPlan
 
         if block_size not in self._plans:
             self._plans[block_size] = CpuPlan(self, block_size)

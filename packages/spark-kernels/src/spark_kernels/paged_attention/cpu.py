@@ -1,109 +1,78 @@
-"""Paged attention on the CPU: torch's fused attention, sequence by sequence, on views of the cache where blocks follow.
-
-What was measured is in docs/log.md: gathering all sequences into one padded batch costs twice as much as this loop with
-200 tokens in the cache and four times as much with 1,000, and it would read what other sequences left behind.
-"""
-
-from dataclasses import dataclass
+"""Paged attention on the CPU: torch's fused attention, called as `plan` says."""
 
 import torch
 from torch import Tensor
 
 from spark_kernels.paged_attention.batch import PagedBatch
+from spark_kernels.paged_attention.plan import CpuPlan, Group, Single
 
 _attend = torch.nn.functional.scaled_dot_product_attention
 
 
-@dataclass(slots=True)
-class SequencePlan:
-    """Where one sequence's queries, keys and values lie.
-
-    start, end     its tokens of this step
-    context        tokens in the cache
-    first_block    the first of its blocks if they follow one another, else None
-    blocks         int64, its blocks; used where they do not
-    mask           fp32 [end - start, context], 0 or -inf; only for a chunk that has a history
-    """
-
-    start: int
-    end: int
-    context: int
-    first_block: int | None
-    blocks: Tensor
-    mask: Tensor | None
-
-
-class CpuPlan:
-    """What all layers of a step share: the sequences, and memory to gather scattered blocks into."""
-
-    def __init__(self, batch: PagedBatch, block_size: int) -> None:
-        self.sequences = [_plan_sequence(batch, index, block_size) for index in range(len(batch.context_lengths))]
-        self._scratch: dict[tuple[torch.dtype, int], tuple[Tensor, Tensor]] = {}
-        self._most_blocks = max((s.blocks.shape[0] for s in self.sequences if s.first_block is None), default=0)
-
-    def keys_and_values(self, sequence: SequencePlan, k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor]:
-        """[context, KH, D] each: views of the cache, or of memory that the next call overwrites."""
-        _, block_size, num_kv_heads, head_dim = k_cache.shape
-        if sequence.first_block is not None:
-            first = sequence.first_block * block_size
-            where = slice(first, first + sequence.context)
-            flat = (-1, num_kv_heads, head_dim)
-            return k_cache.view(flat)[where], v_cache.view(flat)[where]
-        gathered = []
-        for cache, scratch in zip((k_cache, v_cache), self._scratch_for(k_cache), strict=True):
-            target = scratch[: sequence.blocks.shape[0]]
-            torch.index_select(cache.view(cache.shape[0], -1), 0, sequence.blocks, out=target)
-            gathered.append(target.view(-1, num_kv_heads, head_dim)[: sequence.context])
-        return gathered[0], gathered[1]
-
-    def _scratch_for(self, cache: Tensor) -> tuple[Tensor, Tensor]:
-        width = cache[0].numel()
-        key = cache.dtype, width
-        if key not in self._scratch:
-            shape = self._most_blocks, width
-            self._scratch[key] = torch.empty(shape, dtype=cache.dtype), torch.empty(shape, dtype=cache.dtype)
-        return self._scratch[key]
-
-
-def _plan_sequence(batch: PagedBatch, index: int, block_size: int) -> SequencePlan:
-    start, end, context = batch.query_starts[index], batch.query_starts[index + 1], batch.context_lengths[index]
-    blocks = batch.block_table[index, : -(-context // block_size)]
-    numbers = blocks.tolist()
-    follows = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-    mask = None
-    if 1 < end - start < context:
-        mask = torch.full((end - start, context), float("-inf")).triu_(context - (end - start) + 1)
-    return SequencePlan(start, end, context, numbers[0] if follows else None, blocks, mask)
-
-
 def paged_attention_cpu(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, scale: float) -> Tensor:
     plan = batch.cpu_plan(k_cache.shape[1])
-    outputs = []
-    for sequence in plan.sequences:
-        keys, values = plan.keys_and_values(sequence, k_cache, v_cache)
-        outputs.append(_attend_sequence(q[sequence.start : sequence.end], keys, values, sequence.mask, scale))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    compute = q.to(k_cache.dtype)
+    if plan.is_one_group:
+        return _attend_group(compute, k_cache, v_cache, plan, plan.groups[0], scale).to(q.dtype)
+    if len(plan.singles) == 1 and not plan.groups:
+        return _attend_single(compute, k_cache, v_cache, plan, plan.singles[0], scale).to(q.dtype)
+    out = torch.empty(q.shape, dtype=q.dtype)
+    for single in plan.singles:
+        mine = compute[single.start : single.end]
+        out[single.start : single.end] = _attend_single(mine, k_cache, v_cache, plan, single, scale)
+    for group in plan.groups:
+        out[group.rows] = _attend_group(compute[group.rows], k_cache, v_cache, plan, group, scale).to(q.dtype)
+    return out
 
 
-def _attend_sequence(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """q [n, H, D] over keys and values [context, KH, D] to [n, H, D]."""
+def _attend_group(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: CpuPlan, group: Group, scale: float) -> Tensor:
+    """q [G, H, D] to [G, H, D]. The query heads of a KV head are so many queries of it: no key is read twice."""
+    num_sequences, num_heads, head_dim = q.shape
+    num_kv_heads = k_cache.shape[2]
+    sides = []
+    for cache, scratch in zip((k_cache, v_cache), plan.scratch(k_cache), strict=True):
+        copied = torch.index_select(
+            cache.view(-1, num_kv_heads * head_dim), 0, group.slots, out=scratch[: group.slots.shape[0]]
+        )
+        sides.append(copied.view(num_sequences, group.context, num_kv_heads, head_dim).transpose(1, 2))
+    grouped = q.reshape(num_sequences, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    mask = None if group.mask is None else group.mask.to(q.dtype)
+    return _attend(grouped, sides[0], sides[1], attn_mask=mask, scale=scale).reshape(q.shape)
+
+
+def _attend_single(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: CpuPlan, single: Single, scale: float) -> Tensor:
+    """q [n, H, D] of one sequence to [n, H, D]."""
     num_tokens, num_heads, head_dim = q.shape
-    context, num_kv_heads, _ = keys.shape
+    num_kv_heads = k_cache.shape[2]
     group = num_heads // num_kv_heads
-    if keys.dtype != q.dtype:
-        keys, values = keys.to(q.dtype), values.to(q.dtype)
-    if num_tokens == 1:  # the query heads of a group are so many queries of one head: no key is read twice
-        grouped = q.reshape(1, num_kv_heads, group, head_dim)
-        out = _attend(grouped, keys.transpose(0, 1)[None], values.transpose(0, 1)[None], scale=scale)
-        return out.reshape(1, num_heads, head_dim)
-    spread = num_kv_heads, group, context, head_dim
-    grouped = q.reshape(num_tokens, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)  # KV heads as the batch
+    keys, values = _keys_and_values(k_cache, v_cache, plan, single)
+    if num_tokens == 1:
+        out = _attend(q.reshape(1, num_kv_heads, group, head_dim), keys[None], values[None], scale=scale)
+        return out.reshape(q.shape)
+    spread = num_kv_heads, group, single.context, head_dim  # KV heads as the batch; a group's heads share its memory
     out = _attend(
-        grouped,
-        keys.transpose(0, 1)[:, None].expand(spread),
-        values.transpose(0, 1)[:, None].expand(spread),
-        attn_mask=None if mask is None else mask.to(q.dtype),
-        is_causal=mask is None,
+        q.reshape(num_tokens, num_kv_heads, group, head_dim).permute(1, 2, 0, 3),
+        keys[:, None].expand(spread),
+        values[:, None].expand(spread),
+        attn_mask=None if single.mask is None else single.mask.to(q.dtype),
+        is_causal=single.mask is None,
         scale=scale,
     )
-    return out.permute(2, 0, 1, 3).reshape(num_tokens, num_heads, head_dim)
+    return out.permute(2, 0, 1, 3).reshape(q.shape)
+
+
+def _keys_and_values(k_cache: Tensor, v_cache: Tensor, plan: CpuPlan, single: Single) -> tuple[Tensor, Tensor]:
+    """[KH, context, D] each: views of the cache, or of scratch memory."""
+    num_blocks, block_size, num_kv_heads, head_dim = k_cache.shape
+    if single.first_block is not None:
+        where = slice(single.first_block * block_size, single.first_block * block_size + single.context)
+        flat = (-1, num_kv_heads, head_dim)
+        return k_cache.view(flat)[where].transpose(0, 1), v_cache.view(flat)[where].transpose(0, 1)
+    sides = []
+    for cache, scratch in zip((k_cache, v_cache), plan.scratch(k_cache), strict=True):
+        needed = scratch[: single.blocks.shape[0] * block_size]
+        torch.index_select(
+            cache.view(num_blocks, -1), 0, single.blocks, out=needed.view(-1, block_size * num_kv_heads * head_dim)
+        )
+        sides.append(needed[: single.context].view(-1, num_kv_heads, head_dim).transpose(0, 1))
+    return sides[0], sides[1]

@@ -1,8 +1,19 @@
-"""RMSNorm on the CPU in fp32: torch's own composition of it, which skips the reference's casts."""
+"""RMSNorm on the CPU in fp32 with four kernels where the definition needs seven."""
+
+from functools import cache
 
 import torch
 from torch import Tensor
 
 
+@cache
+def _number(value: float) -> Tensor:
+    return torch.tensor([value])
+
+
 def rmsnorm_cpu(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return torch.rms_norm(x, weight.shape, weight.float(), eps)
+    """sqrt(mean(x²) + eps) is hypot(norm(x), sqrt(K eps)) / sqrt(K): one reduction, one scalar a row, two sweeps."""
+    size = x.shape[-1]
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    length.hypot_(_number((size * eps) ** 0.5))
+    return torch.addcdiv(_number(0.0), x, length, value=size**0.5).mul_(weight)
