@@ -1,63 +1,13 @@
 """The scheduler against a scripted model: order, budget, endings, and no block lost."""
 
 import re
-from collections import defaultdict
 
 import pytest
 
 from spark_runtime.types import SamplingParams
-from spark_server.config import SchedulerConfig
 from spark_server.engine.frames import Output, Submit
-from spark_server.engine.testing import ScriptedOptions, ScriptedRunner, scripted_tokens
-from spark_server.scheduler.scheduler import Scheduler
-
-
-class Bench:
-    """A scheduler, its runner, a clock that stands still, and every output by request."""
-
-    def __init__(
-        self,
-        *,
-        num_blocks: int = 64,
-        max_batch_size: int = 8,
-        max_num_seqs: int = 64,
-        max_prefill_tokens: int = 16,
-        max_model_len: int = 128,
-    ) -> None:
-        self.now = 0.0
-        self.runner = ScriptedRunner(ScriptedOptions(num_blocks=num_blocks, block_size=4), records=True)
-        config = SchedulerConfig("fifo", max_batch_size, max_num_seqs, max_prefill_tokens, max_model_len)
-        self.scheduler = Scheduler(config, self.runner, clock=lambda: self.now)
-        self.outputs: dict[int, list[Output]] = defaultdict(list)
-
-    def step(self) -> list[Output]:
-        outputs = self.scheduler.step()
-        for output in outputs:
-            self.outputs[output.request_id].append(output)
-        return outputs
-
-    def finish(self) -> None:
-        for _ in range(2000):
-            if not self.scheduler.has_work:
-                return
-            self.step()
-        raise AssertionError("the scheduler does not come to an end")
-
-    def tokens(self, request_id: int) -> list[int]:
-        return [token for output in self.outputs[request_id] for token in output.token_ids]
-
-    def ending(self, request_id: int) -> Output:
-        (ending,) = [output for output in self.outputs[request_id] if output.finish is not None]
-        assert ending is self.outputs[request_id][-1]
-        return ending
-
-    def assert_idle(self) -> None:
-        stats = self.scheduler.stats()
-        assert (stats.running, stats.waiting, stats.free_blocks) == (0, 0, stats.total_blocks)
-
-
-def prompt_of(length: int, salt: int = 0) -> list[int]:
-    return [(position * 31 + salt) % 1000 for position in range(length)]
+from spark_server.engine.testing import scripted_tokens
+from spark_server.scheduler.testing import Bench, prompt_of
 
 
 @pytest.mark.parametrize("max_prefill_tokens", [0, 1, 5, 16, 1000])
@@ -135,19 +85,35 @@ def test_first_output_comes_with_admission() -> None:
 
 def test_admission_never_passes_the_head_of_the_queue() -> None:
     bench = Bench(num_blocks=10)
-    bench.scheduler.submit(Submit(1, prompt_of(8), 20))  # 27 tokens in the cache: 7 of 10 blocks
+    bench.scheduler.submit(Submit(1, prompt_of(8), 20))  # 3 blocks to start with, 7 of 10 at its end
     bench.step()
-    bench.scheduler.submit(Submit(2, prompt_of(10), 20))  # 8 blocks: has to wait
+    bench.scheduler.submit(Submit(2, prompt_of(21), 20))  # 7 blocks and 1 for the other: has to wait
     bench.scheduler.submit(Submit(3, prompt_of(2), 2))  # 1 block: would fit
-    for _ in range(20):
-        if bench.outputs[1][-1].finish:
-            break
+    for _ in range(19):
+        assert bench.scheduler.has_work and not bench.outputs[2] and not bench.outputs[3]
         bench.step()
-        assert not bench.outputs[2] and not bench.outputs[3]
+    assert bench.ending(1).finish == "length"
     bench.step()
     assert bench.outputs[2] and bench.outputs[3]
     bench.finish()
     bench.assert_idle()
+
+
+@pytest.mark.parametrize(("num_blocks", "num_running"), [(2, 1), (4, 1), (5, 2), (7, 2), (8, 3)])
+def test_admission_leaves_one_block_to_each_that_may_grow(num_blocks: int, num_running: int) -> None:
+    bench = Bench(num_blocks=num_blocks)
+    for id in range(3):
+        bench.scheduler.submit(Submit(id, prompt_of(2, id), 50))  # 2 blocks to start with
+    bench.step()
+    assert bench.scheduler.stats().running == num_running
+
+
+def test_admission_leaves_nothing_to_those_that_cannot_grow() -> None:
+    bench = Bench(num_blocks=3)
+    for id in range(4):
+        bench.scheduler.submit(Submit(id, prompt_of(2, id), 3))  # 1 block, never more
+    bench.step()
+    assert bench.scheduler.stats().running == 3
 
 
 def test_admission_takes_a_request_that_needs_the_whole_pool() -> None:

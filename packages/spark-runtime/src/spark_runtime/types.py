@@ -29,7 +29,8 @@ class SequenceStep:
 
     token_ids    tokens to run now, at positions start, start + 1, ...; never empty
     start        tokens of this sequence that are in the KV cache already
-    block_ids    every block of the sequence in order; they cover start + len(token_ids) tokens
+    block_ids    every block of the sequence in order; they cover start + len(token_ids) tokens. Steps of one sequence
+                 share the list, and more blocks are appended to it between steps
     sampling     how to draw the token after the last one; None for an inner prefill chunk, which draws none
     forbidden    token ids that may not be drawn (EOS while min_tokens is not reached)
     """
@@ -60,4 +61,7 @@ class Runner(Protocol):
         """
 
     def release(self, sequence: SequenceId) -> None:
-        """Forget what is kept for a sequence that ended. Its blocks are the scheduler's."""
+        """Forget what is kept for a sequence that ended or lost its blocks; the latter starts again at 0, in other blocks.
+
+        Its blocks are the scheduler's.
+        """

@@ -1,8 +1,8 @@
 """Block allocator for the KV pool. No torch.
 
 Blocks are reference counted, so that sequences can share one. All sizes are in blocks, never in bytes or tokens.
-A sequence whose blocks are consecutive can be read through one view of the pool, without a copy, so a request is met
-by a single run of consecutive blocks where one is long enough.
+A sequence whose blocks are consecutive can be read through one view of the pool, without a copy. Sequences grow, so the
+blocks of a new one are put where it and the one before it both have room behind them, and `extend` uses that room.
 Not thread safe: only the scheduler's thread calls it.
 """
 
@@ -36,24 +36,34 @@ class BlockAllocator:
         return self._counts[block]
 
     def allocate(self, count: int) -> list[BlockId]:
-        """Take `count` free blocks, each with one reference: the shortest run that holds them all, else few long runs.
+        """Take `count` free blocks, each with one reference: out of the longest free run, or of several if it is too short.
+
+        They stand in the middle of the run, because the blocks before the run may have to grow into it; only a run that
+        starts the pool has none before it. Raises OutOfBlocksError, and takes nothing, when fewer are free.
+        """
+        self._check_enough(count)
+        blocks: list[BlockId] = []
+        while (missing := count - len(blocks)) > 0:
+            start = max(self._run_starts, key=self._run_lengths.__getitem__)
+            length = self._run_lengths[start]
+            taken = min(missing, length)
+            blocks += self._take(start, (length - taken) // 2 if start > 0 else 0, taken)
+        return blocks
+
+    def extend(self, blocks: list[BlockId], count: int) -> None:
+        """Append `count` free blocks, each with one reference: those right behind the last one, else as from `allocate`.
 
         Raises OutOfBlocksError, and takes nothing, when fewer are free.
         """
-        if count < 0:
-            raise ValueError(f"cannot allocate {count} blocks")
-        if count > self._num_free:
-            raise OutOfBlocksError(f"KV pool: {count} blocks wanted, {self._num_free} of {self.num_blocks} are free")
-        blocks: list[int] = []
-        while (missing := count - len(blocks)) > 0:
-            start = self._choose_run(missing)
-            taken = min(missing, self._run_lengths[start])
-            self._shorten_run(start, taken)
-            blocks.extend(range(start, start + taken))
-        for block in blocks:
-            self._counts[block] = 1
-        self._num_free -= count
-        return [BlockId(block) for block in blocks]
+        self._check_enough(count)
+        if blocks:
+            if self._counts[blocks[-1]] == 0:
+                raise ValueError(f"block {blocks[-1]} is free and cannot be extended")
+            behind = blocks[-1] + 1
+            if taken := min(count, self._run_lengths.get(behind, 0)):
+                blocks += self._take(behind, 0, taken)
+                count -= taken
+        blocks += self.allocate(count)
 
     def share(self, blocks: Sequence[BlockId]) -> None:
         """Add one reference to each of these blocks, which must be in use."""
@@ -79,22 +89,23 @@ class BlockAllocator:
             self._add_run(start, length)
         self._num_free += len(freed)
 
-    def _choose_run(self, count: int) -> int:
-        lengths = self._run_lengths
-        fitting = [start for start in self._run_starts if lengths[start] >= count]
-        if fitting:
-            return min(fitting, key=lambda start: lengths[start])
-        return max(self._run_starts, key=lambda start: lengths[start])
+    def _check_enough(self, count: int) -> None:
+        if count < 0:
+            raise ValueError(f"cannot allocate {count} blocks")
+        if count > self._num_free:
+            raise OutOfBlocksError(f"KV pool: {count} blocks wanted, {self._num_free} of {self.num_blocks} are free")
 
-    def _shorten_run(self, start: int, count: int) -> None:
-        """Remove the first `count` blocks of the run at `start`."""
+    def _take(self, start: int, offset: int, count: int) -> list[BlockId]:
+        """Take `count` blocks out of the free run at `start`, beginning `offset` blocks into it; 0 < count."""
+        first, end = start + offset, start + self._run_lengths.pop(start)
+        behind = first + count
+        rest = {before: until - before for before, until in ((start, first), (behind, end)) if before < until}
         index = bisect_left(self._run_starts, start)
-        length = self._run_lengths.pop(start)
-        if count == length:
-            del self._run_starts[index]
-        else:
-            self._run_starts[index] = start + count
-            self._run_lengths[start + count] = length - count
+        self._run_starts[index : index + 1] = rest
+        self._run_lengths.update(rest)
+        self._counts[first:behind] = [1] * count
+        self._num_free -= count
+        return [BlockId(block) for block in range(first, behind)]
 
     def _add_run(self, start: int, length: int) -> None:
         """Put blocks start .. start + length - 1 back, joined with the free runs that touch them."""

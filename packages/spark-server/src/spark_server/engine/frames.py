@@ -64,13 +64,18 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
-    """A snapshot after a step. `steps` only grows: it is how health sees progress."""
+    """A snapshot after a step. `steps` only grows: it is how health sees progress.
+
+    waiting      requests that were not admitted yet, and those that lost their blocks and wait to go on
+    preemptions  how often a running request lost its blocks, since the engine started
+    """
 
     steps: int
     running: int
     waiting: int
     free_blocks: int
     total_blocks: int
+    preemptions: int = 0
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):

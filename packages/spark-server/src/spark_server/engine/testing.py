@@ -52,7 +52,7 @@ class ScriptedRunner:
         self._slots = [_EMPTY] * (options.num_blocks * options.block_size)
         self._num_cached: dict[SequenceId, int] = {}
         self._owners: dict[BlockId, SequenceId] = {}
-        self._tables: dict[SequenceId, Sequence[BlockId]] = {}
+        self._claimed: dict[SequenceId, list[BlockId]] = {}
         self._records = records
         self._num_steps = 0
         self.steps: list[list[SequenceStep]] = []
@@ -85,7 +85,7 @@ class ScriptedRunner:
     def release(self, sequence: SequenceId) -> None:
         self.released.append(sequence)
         self._num_cached.pop(sequence, None)
-        for block in self._tables.pop(sequence, ()):
+        for block in self._claimed.pop(sequence, ()):
             self._owners.pop(block, None)
 
     def _run(self, step: SequenceStep) -> int | None:
@@ -106,14 +106,15 @@ class ScriptedRunner:
         return _draw(value, step.sampling, step.forbidden, self.vocab_size)
 
     def _claim_blocks(self, step: SequenceStep) -> None:
-        if self._tables.get(step.sequence) is step.block_ids:
-            return
-        assert len(set(step.block_ids)) == len(step.block_ids), f"sequence {step.sequence}: a block twice"
-        for block in step.block_ids:
+        claimed = self._claimed.setdefault(step.sequence, [])
+        known, new = step.block_ids[: len(claimed)], step.block_ids[len(claimed) :]
+        assert known == claimed, f"sequence {step.sequence}: blocks {claimed} became {known}"
+        for block in new:
             assert 0 <= block < self.num_blocks, f"sequence {step.sequence}: no block {block}"
             owner = self._owners.setdefault(block, step.sequence)
             assert owner == step.sequence, f"block {block} belongs to {owner}, {step.sequence} uses it too"
-        self._tables[step.sequence] = step.block_ids
+        claimed += new
+        assert len(set(claimed)) == len(claimed), f"sequence {step.sequence}: a block twice"
 
     def _slot(self, step: SequenceStep, position: int) -> int:
         return step.block_ids[position // self.block_size] * self.block_size + position % self.block_size

@@ -1,7 +1,10 @@
-"""Which requests can be served at all, said before they wait for something that cannot happen."""
+"""Which requests can be served at all, said before they wait for something that cannot happen, and which can start now."""
+
+from collections.abc import Iterable
 
 from spark_server.config import SchedulerConfig
 from spark_server.engine.frames import Submit
+from spark_server.scheduler.sequence import LiveSequence
 
 
 def context_tokens(max_model_len: int, num_blocks: int, block_size: int) -> int:
@@ -31,3 +34,12 @@ def refusal(request: Submit, config: SchedulerConfig, *, num_blocks: int, block_
             f" ({num_blocks} blocks of {block_size}); give it more memory or shorten the prompt"
         )
     return None
+
+
+def can_start(sequence: LiveSequence, running: Iterable[LiveSequence], num_free: int) -> bool:
+    """Whether the free blocks are enough for its first ones and one more for each running sequence that may yet grow.
+
+    Without the latter, the next block that a running sequence needs would take this one's away again. True when nothing
+    runs, since no sequence is let in that needs more than the pool.
+    """
+    return sequence.num_first_blocks + sum(other.can_grow for other in running) <= num_free

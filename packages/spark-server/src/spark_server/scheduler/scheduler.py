@@ -1,23 +1,26 @@
 """Continuous batching: requests in, one forward pass a step, tokens and endings out.
 
-A request holds the blocks of its whole life (prompt and max_tokens, bounded by the context) from admission on. Nothing
-can then run out of blocks half way, which matters because nothing can be taken back from a running sequence here. The
-price is that fewer sequences run at once when max_tokens is much larger than what answers use.
+A request starts with the blocks of its prompt and takes more as its answer grows, because most answers are far shorter
+than their max_tokens. Blocks can therefore run out half way. The newest running request then gives up all of its own,
+waits at the head of the queue and prefills its prompt and answer so far when there is room again. A token depends on the
+tokens before it and on (seed, position) only, so the client sees a pause and nothing else.
 
 Costs per step grow with the number of running sequences only, not with prompt or answer lengths.
 """
 
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 from spark_runtime.kvcache.blocks import BlockAllocator
 from spark_runtime.types import Runner, SequenceId, SequenceStep
 from spark_server.config import SchedulerConfig
 from spark_server.engine.frames import EngineStats, Output, Submit
-from spark_server.scheduler.admission import context_tokens, refusal
+from spark_server.scheduler.admission import can_start, context_tokens, refusal
 from spark_server.scheduler.batch import decode_steps, prefill_steps
 from spark_server.scheduler.policy import FifoPolicy
+from spark_server.scheduler.preemption import grow
 from spark_server.scheduler.sequence import LiveSequence
 
 
@@ -31,11 +34,13 @@ class Scheduler:
         self._policy = FifoPolicy()
         self._blocks = BlockAllocator(runner.num_blocks)
         self._block_size = runner.block_size
-        self._waiting: dict[SequenceId, LiveSequence] = {}
+        # In order of arrival, both; whoever runs came before whoever waits.
+        self._waiting: OrderedDict[SequenceId, LiveSequence] = OrderedDict()
         self._running: dict[SequenceId, LiveSequence] = {}
         self._refused: dict[SequenceId, Output] = {}
         self._earliest_deadline = math.inf
         self._num_steps = 0
+        self._num_preemptions = 0
         self.context = context_tokens(config.max_model_len, runner.num_blocks, runner.block_size)
 
     @property
@@ -49,6 +54,7 @@ class Scheduler:
             len(self._waiting),
             self._blocks.num_free,
             self._blocks.num_blocks,
+            self._num_preemptions,
         )
 
     def submit(self, request: Submit) -> None:
@@ -81,6 +87,7 @@ class Scheduler:
         outputs = list(self._refused.values())
         self._refused.clear()
         outputs.extend(self._expire())
+        self._grow()
         admitted = self._admit()
         batch = decode_steps(self._running.values())
         batch += prefill_steps(
@@ -99,21 +106,28 @@ class Scheduler:
             return f"{self._config.max_num_seqs} requests run or wait, the limit of --max-num-seqs; try again later"
         return refusal(request, self._config, num_blocks=self._blocks.num_blocks, block_size=self._block_size)
 
+    def _grow(self) -> None:
+        for victim in grow(self._running, self._blocks, self._policy):
+            self._runner.release(victim.id)
+            self._waiting[victim.id] = victim
+            self._waiting.move_to_end(victim.id, last=False)
+            self._num_preemptions += 1
+
     def _admit(self) -> list[LiveSequence]:
         """Move requests from waiting to running while the next one fits; it is never passed by a smaller one.
 
-        When nothing runs every block is free, and a request that needs more than all of them was refused, so there is
-        always one that fits.
+        Returns those that run for the first time.
         """
         admitted: list[LiveSequence] = []
         while len(self._running) < self._config.max_batch_size:
             sequence = self._policy.next_to_admit(self._waiting)
-            if sequence is None or sequence.num_blocks > self._blocks.num_free:
+            if sequence is None or not can_start(sequence, self._running.values(), self._blocks.num_free):
                 break
             del self._waiting[sequence.id]
-            sequence.block_ids = self._blocks.allocate(sequence.num_blocks)
+            if not sequence.was_admitted:
+                admitted.append(sequence)
+            sequence.start(self._blocks.allocate(sequence.num_first_blocks))
             self._running[sequence.id] = sequence
-            admitted.append(sequence)
         return admitted
 
     def _take(self, batch: Sequence[SequenceStep], tokens: Sequence[int | None]) -> Iterator[Output]:
