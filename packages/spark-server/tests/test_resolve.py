@@ -8,7 +8,7 @@ import pytest
 from spark_model.checkpoint import Checkpoint, ModelFacts
 from spark_model.model_toml import ModelToml
 from spark_model.recipes import Recipe
-from spark_server.errors import ConfigError
+from spark_server.errors import ConfigError, StartupError
 from spark_server.machine import Machine
 from spark_server.options.layers import Layer, read_environment, read_flags, read_recipe
 from spark_server.resolve import CPU_KV_CACHE_BYTES, Resolved, Setting, resolve
@@ -195,13 +195,13 @@ def test_kv_pool_follows_the_memory_bound_when_it_is_given() -> None:
 
 
 def test_a_context_that_does_not_fit_is_refused_with_one_that_does() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(StartupError) as caught:
         decide(memory=GIB // 4)
     message = str(caught.value)
     assert message.startswith("--max-seq-len 8192: needs 0.35 GiB of KV cache beside 0.09 GiB of weights")
     fitting = message.removesuffix(" or less").rsplit(" ", 1)[-1]
     assert decide({"max_seq_len": fitting}, memory=GIB // 4).config.http.max_model_len == int(fitting)
-    with pytest.raises(ConfigError, match="a smaller model is needed"):
+    with pytest.raises(StartupError, match="a smaller model is needed"):
         decide(memory=1 << 20)
 
 
@@ -219,7 +219,7 @@ def test_kv_pool_uses_head_dim_and_ungrouped_heads() -> None:
 @pytest.mark.parametrize("config", [{}, {"text_config": {}}, {**CONFIG, "num_attention_heads": 0}])
 def test_a_configuration_without_sizes_is_left_to_the_engine(config: dict[str, Any]) -> None:
     assert decide(config=config).config.engine.kv_cache_bytes == 0
-    with pytest.raises(ConfigError, match="a smaller model is needed"):
+    with pytest.raises(StartupError, match="a smaller model is needed"):
         decide(config=config, memory=1 << 20)
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from spark_model.checkpoint import Checkpoint, ModelFacts
 from spark_model.model_toml import ModelToml
 from spark_server.config import EngineConfig, HttpConfig, Origin, SamplingDefaults, SchedulerConfig, ServeConfig
-from spark_server.errors import ConfigError
+from spark_server.errors import ConfigError, StartupError
 from spark_server.machine import Machine
 from spark_server.options.checks import find_problems
 from spark_server.options.layers import Layer, Merged, built_in_defaults, merge
@@ -64,16 +64,17 @@ def resolve(
 
     `problems` were found before, by looking at files; they are reported with what is found here.
 
-    Raises ConfigError with every violation.
+    Raises ConfigError with every violation, StartupError where the options are right and the memory is too small.
     """
     problems = [*problems, *find_problems(layers)]
     merged = merge([*layers, built_in_defaults()])
     problems += _format_problems(merged, checkpoint)
     max_model_len = min(_settled(merged.options.memory.max_seq_len), facts.context_length)
     kv_cache_bytes, memory_bound_bytes, memory_problems = _plan_memory(merged, facts, machine, max_model_len)
-    problems += memory_problems
     if problems:
-        raise ConfigError(describe_problems(problems))
+        raise ConfigError(describe_problems([*problems, *memory_problems]))
+    if memory_problems:
+        raise StartupError(describe_problems(memory_problems))
 
     sampling = _sampling_defaults(merged, facts, model_toml)
     origin: dict[str, Origin] = dict(merged.origin)
