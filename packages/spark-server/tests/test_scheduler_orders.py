@@ -1,6 +1,7 @@
 """Every order of submit, abort, step and passing time, on small pools: what holds in all of them."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import settings
@@ -80,6 +81,7 @@ class Orders(RuleBasedStateMachine):
             self.scheduler.abort(id)
             if id in self.open:
                 self.open.remove(id)
+                self.count_endings([id])
             self.check_releases()
 
     @rule(num_steps=st.integers(1, 5) | st.integers(10, 30))
@@ -113,6 +115,7 @@ class Orders(RuleBasedStateMachine):
         assert len({output.request_id for output in outputs}) == len(outputs), "two outputs of one request"
         gone = {output.request_id for output in outputs if output.finish in ("error", "timeout")}
         live = [id for id in self.open if id not in gone]
+        self.count_endings(gone)
         batches = self.runner.steps[self.num_checked :]
         self.num_checked = len(self.runner.steps)
         assert len(batches) == (1 if live else 0), "requests, and no step"
@@ -121,6 +124,7 @@ class Orders(RuleBasedStateMachine):
         for output in outputs:
             self.check_output(output)
         self.check_releases()
+        self.count_endings([output.request_id for output in outputs if output.finish in ("stop", "length")])
         assert all(self.deadlines[id] > self.now for id in self.open)
         assert self.started <= self.answered, "runs, and its client does not know"
 
@@ -142,14 +146,16 @@ class Orders(RuleBasedStateMachine):
                 prefill_tokens += len(step.token_ids)
         assert prefill_tokens <= (self.config.max_prefill_tokens or self.config.max_model_len)
 
+    def count_endings(self, ids: Iterable[int]) -> None:
+        """Of what ran: these give back blocks."""
+        self.num_ended += sum(id in self.started and id not in self.paused for id in ids)
+
     def check_releases(self) -> None:
-        """The runner hears of every sequence that ends or loses its blocks while it runs."""
+        """The runner has heard of every sequence that lost its blocks since the last look."""
         for id in self.runner.released[self.num_released :]:
             if id in self.open:
                 self.paused[id] = self.num_ended
                 self.num_preemptions += 1
-            else:
-                self.num_ended += 1
         self.num_released = len(self.runner.released)
         self.paused = {id: count for id, count in self.paused.items() if id in self.open}
 
