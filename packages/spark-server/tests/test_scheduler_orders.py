@@ -100,7 +100,6 @@ class Orders(RuleBasedStateMachine):
         assert stats.running + stats.waiting <= min(self.config.max_num_seqs, len(self.open))
         assert stats.running or stats.free_blocks == stats.total_blocks
         assert stats.preemptions == self.num_preemptions
-        assert stats.waiting >= len(self.paused)
 
     def teardown(self) -> None:
         for _ in range(3000):
@@ -147,8 +146,8 @@ class Orders(RuleBasedStateMachine):
         assert prefill_tokens <= (self.config.max_prefill_tokens or self.config.max_model_len)
 
     def count_endings(self, ids: Iterable[int]) -> None:
-        """Of what ran: these give back blocks."""
-        self.num_ended += sum(id in self.started and id not in self.paused for id in ids)
+        """Of what has run: these give back blocks, or leave those that were free for them to the next in the queue."""
+        self.num_ended += sum(id in self.started for id in ids)
 
     def check_releases(self) -> None:
         """The runner has heard of every sequence that lost its blocks since the last look."""
@@ -212,5 +211,5 @@ def test_any_order(
     config = SchedulerConfig("fifo", max_batch_size, max_num_seqs, max_prefill_tokens, max_model_len)
     run_state_machine_as_test(
         lambda: Orders(num_blocks, config),  # type: ignore[arg-type]  # it takes whatever makes a machine
-        settings=settings(max_examples=20, stateful_step_count=25, deadline=None),
+        settings=settings(max_examples=25, stateful_step_count=25, deadline=None, derandomize=True),
     )

@@ -10,7 +10,7 @@ def grow(running: dict[SequenceId, LiveSequence], blocks: BlockAllocator, policy
     """Give each running sequence, oldest first, the block that its next token needs; return the victims in their order.
 
     A victim is out of `running` and holds no blocks. One is taken only when no block is free, so what it leaves, less
-    the block that was needed, is too little for it to start again: it comes back only after some sequence has ended.
+    the block that was needed, is too little for it to start again: it comes back only after another one has ended.
     """
     victims: list[LiveSequence] = []
     for sequence in list(running.values()):
