@@ -125,20 +125,19 @@ def filler_of(count: Callable[[str], int], tokens: int) -> str:
 
 
 class Transformers:
-    """`generate` and `forward` of transformers with the dequantised weights of the same file."""
+    """`generate` and `forward` of transformers; random weights of the same shapes cost the same time."""
 
     def __init__(self, dtype: str, threads: int) -> None:
         import torch
         import transformers
 
+        from spark_model.facts import read_facts
         from spark_model.reference import resolve_model
 
         torch.set_num_threads(threads)
-        path = resolve_model("smollm2").path
+        config = transformers.LlamaConfig(**read_facts(resolve_model("smollm2")).config)
         self.torch = torch
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(
-            str(path.parent), gguf_file=path.name, dtype=getattr(torch, dtype)
-        ).eval()
+        self.model = transformers.LlamaForCausalLM(config).to(getattr(torch, dtype)).eval()
 
     def decode(self, tokens: int) -> float:
         ids = self.torch.arange(100, 108)[None]
@@ -208,12 +207,23 @@ def main() -> None:
     options = parser.parse_args()
 
     spark = Spark(["--num-threads", str(options.threads), *options.spark_arguments.split()])
+    try:
+        figures = measure(spark, options.threads, options.rounds, options.tokens)
+        peak = spark.peak_bytes()
+    finally:
+        spark.close()
+    print_table(figures, options.threads)
+    print(f"spark: ready after {spark.ready_s:.1f} s; peak memory of server and engine {peak / 2**30:.2f} GiB")
+
+
+def measure(spark: Spark, threads: int, rounds: int, tokens: int) -> dict[str, dict[str, list[float]]]:
+    """Engine → what → a figure a round, in tokens per second; the engines take turns within a round."""
     with paused(spark):
         others: dict[str, Any] = {
-            f"transformers {dtype}": Transformers(dtype, options.threads) for dtype in ("float32", "bfloat16")
+            f"transformers {dtype}": Transformers(dtype, threads) for dtype in ("float32", "bfloat16")
         }
         try:
-            others["llama.cpp"] = LlamaCpp(options.threads)
+            others["llama.cpp"] = LlamaCpp(threads)
         except ImportError:
             print("llama.cpp: not installed (group `bench`)", file=sys.stderr)
     figures: dict[str, dict[str, list[float]]] = {}
@@ -223,18 +233,15 @@ def main() -> None:
 
     spark.decode(8)
     spark.prefill(512)
-    for _ in range(options.rounds):
-        note("spark", "decode", spark.decode(options.tokens))
-        note("spark", "8 streams", spark.together(8, options.tokens))
+    for _ in range(rounds):
+        note("spark", "decode", spark.decode(tokens))
+        note("spark", "8 streams", spark.together(8, tokens))
         note("spark", "prefill 512", spark.prefill(512))
         with paused(spark):
             for name, engine in others.items():
-                note(name, "decode", engine.decode(options.tokens))
+                note(name, "decode", engine.decode(tokens))
                 note(name, "prefill 512", engine.prefill(512))
-    peak = spark.peak_bytes()
-    spark.close()
-    print_table(figures, options.threads)
-    print(f"spark: ready after {spark.ready_s:.1f} s; peak memory of server and engine {peak / 2**30:.2f} GiB")
+    return figures
 
 
 def print_table(figures: dict[str, dict[str, list[float]]], threads: int) -> None:
