@@ -10,18 +10,18 @@ _attend = torch.nn.functional.scaled_dot_product_attention
 
 
 def paged_attention_cpu(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, scale: float) -> Tensor:
+    """One token a sequence is computed in the cache's dtype, since its cost is the reading of the cache; a prefill in q's."""
     plan = batch.cpu_plan(k_cache.shape[1])
-    compute = q.to(k_cache.dtype)
     if plan.is_one_group:
-        return _attend_group(compute, k_cache, v_cache, plan, plan.groups[0], scale).to(q.dtype)
+        return _attend_group(q, k_cache, v_cache, plan, plan.groups[0], scale)
     if len(plan.singles) == 1 and not plan.groups:
-        return _attend_single(compute, k_cache, v_cache, plan, plan.singles[0], scale).to(q.dtype)
+        return _attend_single(q, k_cache, v_cache, plan, plan.singles[0], scale)
     out = torch.empty(q.shape, dtype=q.dtype)
     for single in plan.singles:
-        mine = compute[single.start : single.end]
+        mine = q[single.start : single.end]
         out[single.start : single.end] = _attend_single(mine, k_cache, v_cache, plan, single, scale)
     for group in plan.groups:
-        out[group.rows] = _attend_group(compute[group.rows], k_cache, v_cache, plan, group, scale).to(q.dtype)
+        out[group.rows] = _attend_group(q[group.rows], k_cache, v_cache, plan, group, scale)
     return out
 
 
@@ -35,9 +35,9 @@ def _attend_group(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: CpuPlan, gr
             cache.view(-1, num_kv_heads * head_dim), 0, group.slots, out=scratch[: group.slots.shape[0]]
         )
         sides.append(copied.view(num_sequences, group.context, num_kv_heads, head_dim).transpose(1, 2))
-    grouped = q.reshape(num_sequences, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    mask = None if group.mask is None else group.mask.to(q.dtype)
-    return _attend(grouped, sides[0], sides[1], attn_mask=mask, scale=scale).reshape(q.shape)
+    grouped = q.to(k_cache.dtype).reshape(num_sequences, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    mask = None if group.mask is None else group.mask.to(k_cache.dtype)
+    return _attend(grouped, sides[0], sides[1], attn_mask=mask, scale=scale).reshape(q.shape).to(q.dtype)
 
 
 def _attend_single(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: CpuPlan, single: Single, scale: float) -> Tensor:
@@ -47,13 +47,13 @@ def _attend_single(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: CpuPlan, s
     group = num_heads // num_kv_heads
     keys, values = _keys_and_values(k_cache, v_cache, plan, single)
     if num_tokens == 1:
-        out = _attend(q.reshape(1, num_kv_heads, group, head_dim), keys[None], values[None], scale=scale)
-        return out.reshape(q.shape)
+        grouped = q.to(keys.dtype).reshape(1, num_kv_heads, group, head_dim)
+        return _attend(grouped, keys[None], values[None], scale=scale).reshape(q.shape).to(q.dtype)
     spread = num_kv_heads, group, single.context, head_dim  # KV heads as the batch; a group's heads share its memory
     out = _attend(
         q.reshape(num_tokens, num_kv_heads, group, head_dim).permute(1, 2, 0, 3),
-        keys[:, None].expand(spread),
-        values[:, None].expand(spread),
+        keys.to(q.dtype)[:, None].expand(spread),
+        values.to(q.dtype)[:, None].expand(spread),
         attn_mask=None if single.mask is None else single.mask.to(q.dtype),
         is_causal=single.mask is None,
         scale=scale,

@@ -20,44 +20,45 @@ def draw_reference(logits: Tensor, temperature: float, top_k: int, top_p: float,
 
     Raises KernelError if a logit is NaN or +inf, or none is finite.
     """
-    shifted = logits.double() - logits.max()  # fp64: a probability of 1e-9 still moves the cumulated sum
-    weights = (shifted / temperature).exp_()
-    weights = weights.masked_fill_(~_kept(weights, top_k, top_p, min_p), 0.0)
-    cumulated = weights.cumsum(dim=0)
-    total = cumulated[-1].item()
-    if not 0.0 < total < float("inf"):
+    largest = logits.max()
+    if not bool(largest.isfinite()):  # max gives NaN where there is one
         raise KernelError(
-            f"sample: the logits give a total weight of {total}; wanted finite logits, one at least allowed"
+            f"sample: the largest logit is {largest.item()}; wanted finite logits and one allowed at least"
         )
-    return int(torch.searchsorted(cumulated, point * total, right=True).item())
-
-
-def _kept(weights: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
-    """Mask [V] of the tokens that top_k, top_p and min_p leave; weights [V] need not sum to 1."""
-    size = weights.shape[0]
+    size = logits.shape[0]
     top_k = min(top_k, size) if top_k > 0 else size
-    kept = weights >= min_p * weights.max()
-    if top_k == size and top_p >= 1.0:
-        return kept
-    descending, mass = _most_probable(weights, top_k, top_p)
+    ids = None
+    if top_k < size or top_p < 1.0:
+        ids = _most_probable(logits, largest, temperature, top_k, top_p)
+        logits = logits[ids]
+    weights = _weights(logits, largest, temperature)
+    if min_p > 0.0:  # the largest weight is 1
+        weights.masked_fill_(weights < min_p, 0.0)
+    cumulated = weights.cumsum(dim=0)
+    index = torch.searchsorted(cumulated, point * cumulated[-1:], right=True)
+    return int((index if ids is None else ids[index]).item())
+
+
+def _weights(logits: Tensor, largest: Tensor, temperature: float) -> Tensor:
+    """Unscaled probabilities, 1 for the largest logit; fp64, so that one of 1e-9 still moves the cumulated sum."""
+    return ((logits.double() - largest) / temperature).exp_()
+
+
+def _most_probable(logits: Tensor, largest: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+    """Ids, ascending, of the tokens that top_k and then top_p leave."""
+    size = logits.shape[0]
+    descending = logits.topk(min(top_k, _CANDIDATES)).values
+    weights = _weights(descending, largest, temperature)
+    mass = weights.sum() if top_k < size else _weights(logits, largest, temperature).sum()
+    if descending.shape[0] < top_k and (top_k < size or bool(weights.sum() <= top_p * mass)):
+        descending = logits.sort(descending=True).values[:top_k]
+        weights = _weights(descending, largest, temperature)
+        mass = weights.sum()
     count = descending.shape[0]
     if top_p < 1.0:  # the fewest tokens whose mass reaches top_p
-        count = min(count, int(torch.searchsorted(descending.cumsum(dim=0), top_p * mass).item()) + 1)
+        count = min(count, int(torch.searchsorted(weights.cumsum(dim=0), top_p * mass).item()) + 1)
     edge = descending[count - 1]
-    at_edge = weights == edge
-    num_at_edge = count - (weights > edge).sum()
-    return kept & ((weights > edge) | (at_edge & (at_edge.cumsum(dim=0) <= num_at_edge)))
-
-
-def _most_probable(weights: Tensor, top_k: int, top_p: float) -> tuple[Tensor, Tensor]:
-    """(the largest weights in descending order, enough of them for top_k and top_p; the mass of the top_k largest)."""
-    size = weights.shape[0]
-    largest = weights.topk(min(top_k, _CANDIDATES, size)).values
-    if top_k == largest.shape[0]:
-        return largest, largest.sum()
-    if top_k == size:
-        total = weights.sum()
-        if bool(largest.sum() > top_p * total):
-            return largest, total
-    ordered = weights.sort(descending=True).values[:top_k]
-    return ordered, ordered.sum()
+    ids = (logits >= edge).nonzero().squeeze(1)
+    at_edge = logits[ids] == edge
+    num_at_edge = count - (ids.shape[0] - at_edge.sum())  # how many of those at the edge stay
+    return ids[~at_edge | (at_edge.cumsum(dim=0) <= num_at_edge)]
