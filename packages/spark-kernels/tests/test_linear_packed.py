@@ -7,8 +7,9 @@ from spark_kernels.errors import UnsupportedShapeError
 from spark_kernels.ggml import GgmlTensor, GgmlType
 from spark_kernels.linear import create_embedding, create_linear
 from spark_kernels.linear.config import INT4_MAX_TOKENS, choose_linear
-from spark_kernels.linear.half import HalfLinear
+from spark_kernels.linear.half import HalfLinear, choose_packed_columns
 from spark_kernels.linear.int4 import Int4Linear
+from spark_kernels.testing import assert_close
 
 CPU = torch.device("cpu")
 # Largest error over the largest result: fp16 weights round at 2**-11; bf16 scales and activations at 2**-8 each.
@@ -58,16 +59,32 @@ def test_linear_int4_is_the_dequantised_product(type: GgmlType, num_tokens: int,
 
 
 @needs_fbgemm
-@pytest.mark.parametrize("kind", ["int4", "half"])
-def test_linear_row_is_the_same_alone_and_in_a_batch(kind: str) -> None:
+def test_linear_int4_row_is_the_same_bits_alone_and_in_a_batch() -> None:
     torch.manual_seed(1)
-    part = blocks(GgmlType.Q4_1, 192, 576)
-    layer = Int4Linear([part], bias=None) if kind == "int4" else HalfLinear([part], bias=None)
-    most = INT4_MAX_TOKENS if kind == "int4" else 40
-    x = torch.randn(most, 576)
+    layer = Int4Linear([blocks(GgmlType.Q4_1, 192, 576)], bias=None)
+    x = torch.randn(INT4_MAX_TOKENS, 576)
     alone = torch.cat([layer(row[None]) for row in x])
-    for size in range(1, most + 1):
+    for size in range(1, INT4_MAX_TOKENS + 1):
         assert torch.equal(layer(x[:size]), alone[:size]), size
+
+
+@needs_fbgemm
+def test_linear_half_row_does_not_depend_on_the_batch() -> None:
+    torch.manual_seed(1)
+    layer = HalfLinear([blocks(GgmlType.Q4_1, 192, 576)], bias=None)
+    x = torch.randn(40, 576)
+    alone = torch.cat([layer(row[None]) for row in x])
+    for size in range(1, 41):
+        assert_close(layer(x[:size]), alone[:size])
+
+
+@needs_fbgemm
+@pytest.mark.parametrize(("columns", "packed"), [(64, 64), (512, 512), (576, 512), (800, 800), (1056, 1024)])
+def test_linear_half_tail_of_columns(columns: int, packed: int) -> None:
+    torch.manual_seed(1)
+    assert choose_packed_columns(columns) == packed
+    weight, bias, x = torch.randn(33, columns), torch.randn(33), torch.randn(5, columns)
+    assert noise(HalfLinear([weight], bias=bias)(x), x, weight, bias) < HALF_NOISE
 
 
 @needs_fbgemm

@@ -121,6 +121,7 @@ def test_draw_never_gives_a_token_of_no_weight() -> None:
     logits = torch.tensor([float("-inf"), 0.0, float("-inf"), 0.0, float("-inf")])
     assert drawable(logits) == [1, 3]
     assert draw_reference(logits, 1.0, 0, 1.0, 0.0, 1 - 1e-16) == 3
+    assert draw_reference(logits, 1.0, 0, 1.0, 0.0, 0.5) == 3  # shares are half open: [0, 0.5) and [0.5, 1)
 
 
 @pytest.mark.parametrize("temperature", [1e-320, 1e-30, 0.01, 1e6])
