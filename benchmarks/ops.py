@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from spark_kernels.ggml import GgmlTensor, GgmlType
 from spark_kernels.linear.dense import DenseLinear
 from spark_kernels.linear.half import HalfLinear
@@ -27,7 +29,6 @@ from spark_kernels.rope import apply_rope, widen_tables
 from spark_kernels.rope.reference import rotate_reference
 from spark_kernels.sampling import SamplingRow, sample
 from spark_kernels.silu_mul import silu_mul
-from torch import Tensor
 
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 30, 576, 1536, 9, 3, 64, 49152
 CONTEXT, BLOCK_SIZE = 200, 16

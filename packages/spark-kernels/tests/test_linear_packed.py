@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+
 from spark_kernels.errors import UnsupportedShapeError
 from spark_kernels.ggml import GgmlTensor, GgmlType
 from spark_kernels.linear import create_embedding, create_linear

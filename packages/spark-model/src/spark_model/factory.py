@@ -1,6 +1,8 @@
 """Which class computes which architecture. Adding a model is a file in models/ and a row here."""
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -27,7 +29,8 @@ def create_model(
     misshapen or left over.
     """
     model_class = find_model_class(config.architecture)
-    return model_class(config, weights, precision=precision, device=torch.device(device))
+    with _one_thread():
+        return model_class(config, weights, precision=precision, device=torch.device(device))
 
 
 def find_model_class(architecture: str) -> type[Decoder]:
@@ -40,3 +43,14 @@ def find_model_class(architecture: str) -> type[Decoder]:
     module_name, class_name = MODELS[architecture].split(":")
     model_class: type[Decoder] = getattr(importlib.import_module(module_name), class_name)
     return model_class
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Repacking weights is a thousand short torch calls; handing each to several threads costs more than it gains."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)

@@ -1,5 +1,7 @@
 """Memory of the paged KV cache: two tensors per layer, divided into fixed blocks of tokens."""
 
+import math
+import mmap
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, overload
 
@@ -40,7 +42,7 @@ class KvPool(Sequence[KvCache]):
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> "KvPool":
-        """Allocate the pool, zeroed: a block that was never written holds no NaN.
+        """Allocate the pool, zeroed: a block that was never written holds no NaN. On the CPU it takes memory as it fills.
 
         Raises OutOfMemoryError if the device refuses, ValueError if num_blocks or block_size is below 1.
         """
@@ -49,12 +51,16 @@ class KvPool(Sequence[KvCache]):
         try:
             caches = [
                 KvCache(
-                    torch.zeros(num_blocks, block_size, *shape, dtype=dtype, device=device),
-                    torch.zeros(num_blocks, block_size, *shape, dtype=dtype, device=device),
+                    _zeros((num_blocks, block_size, *shape), dtype, torch.device(device)),
+                    _zeros((num_blocks, block_size, *shape), dtype, torch.device(device)),
                 )
                 for shape in shapes
             ]
-        except RuntimeError as error:  # torch's CPU allocator raises this, the CUDA one a child of it
+        except (
+            RuntimeError,
+            OSError,
+            OverflowError,
+        ) as error:  # the CUDA allocator raises a RuntimeError, mmap the others
             wanted = num_blocks * bytes_per_block(shapes, block_size, dtype)
             raise OutOfMemoryError(
                 f"kv pool: {device} has no room for {num_blocks} blocks of {block_size} tokens ({wanted:,} bytes)\n"
@@ -87,3 +93,11 @@ class KvPool(Sequence[KvCache]):
 def bytes_per_block(shapes: Sequence[KvShape], block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers, keys and values."""
     return sum(2 * block_size * heads * head_dim for heads, head_dim in shapes) * dtype.itemsize
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """torch.zeros, except that CPU pages of an anonymous mapping exist from their first write on."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    count = math.prod(shape)
+    return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize), dtype=dtype, count=count).view(shape)

@@ -63,7 +63,7 @@ class EngineProcess:
         if scheduler.context < config.scheduler.max_model_len:
             self._sender.send(
                 Progress(
-                    f"KV cache holds {scheduler.context} tokens, less than --max-model-len"
+                    f"KV cache holds {scheduler.context} tokens, less than --max-seq-len"
                     f" {config.scheduler.max_model_len}: that is the context now"
                 )
             )
