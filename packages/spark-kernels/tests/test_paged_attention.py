@@ -137,3 +137,19 @@ def test_paged_attention_wrong_shapes() -> None:
     case = Case([(1, 3)])
     with pytest.raises(UnsupportedShapeError, match="paged_attention"):
         paged_attention(case.q[:, :5], case.k_cache, case.v_cache, case.batch, 0.2)
+
+
+@pytest.mark.parametrize("lengths", [[(1, 40)], [(1, 40), (1, 33)], [(20, 57), (1, 9)]], ids=str)
+@pytest.mark.parametrize("q_dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_paged_attention_cache_of_another_dtype(lengths: list[tuple[int, int]], q_dtype: torch.dtype) -> None:
+    cache_dtype = torch.bfloat16 if q_dtype == torch.float32 else torch.float32
+    case = Case(lengths, dtype=cache_dtype)
+    result = paged_attention(case.q.to(q_dtype), case.k_cache, case.v_cache, case.batch, 0.2)
+    assert result.dtype == q_dtype
+    assert_close(result, torch.cat(case.expected).float(), dtype=torch.bfloat16)
+
+
+def test_paged_attention_caches_that_are_views_of_one_tensor() -> None:
+    case = Case([(1, 40), (20, 57)], contiguous=True)
+    both = torch.stack((case.k_cache, case.v_cache))
+    assert torch.equal(paged_attention(case.q, both[0], both[1], case.batch, 0.2), case.run())

@@ -17,7 +17,10 @@ __all__ = ["Embedding", "Linear", "create_embedding", "create_linear"]
 
 
 class Linear(Protocol):
-    """x [T, K] to x @ W.T + bias [T, N], of x.dtype; W has in_features K and out_features N."""
+    """x [T, K] to x @ W.T + bias [T, N]; W has in_features K and out_features N.
+
+    The result is of x.dtype, or bf16 where the implementation rounds to that anyway (4-bit weights and few tokens).
+    """
 
     in_features: int
     out_features: int

@@ -15,7 +15,7 @@ GROUP_SIZE = 32
 class Int4Linear:
     """Weights twice: 4-bit for a decode step, fp16 for a prefill.
 
-    The int4 kernel takes x, scales and zero points in bf16 and sums in fp32: its noise is that of bf16.
+    The int4 kernel takes x, scales and zero points in bf16, sums in fp32 and rounds to bf16: its noise is that of bf16.
     """
 
     def __init__(self, parts: Sequence[GgmlTensor], *, bias: Tensor | None) -> None:
@@ -30,10 +30,9 @@ class Int4Linear:
     def __call__(self, x: Tensor) -> Tensor:
         if x.shape[0] > INT4_MAX_TOKENS:
             return self._many(x)
-        narrow = x.to(torch.bfloat16)
-        result: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(narrow, self._packed, GROUP_SIZE, self._scales)
-        result = result.to(x.dtype)
-        return result if self._bias is None else result + self._bias.to(x.dtype)
+        # torch.ops.aten's spelling of the same call takes 3 µs more
+        result = torch._weight_int4pack_mm_for_cpu(x.to(torch.bfloat16), self._packed, GROUP_SIZE, self._scales)
+        return result if self._bias is None else result.add_(self._bias)
 
 
 def int4_groups(part: GgmlTensor) -> tuple[Tensor, Tensor]:

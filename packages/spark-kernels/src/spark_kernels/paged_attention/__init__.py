@@ -27,17 +27,18 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBat
     k_cache, v_cache   [num_blocks, block_size, KH, D]  contiguous; query head h reads KV head h // (H / KH)
     returns            [T, H, D]  q.dtype
 
-    Raises UnsupportedShapeError if T is not the batch's, D differs or H is not a multiple of KH.
+    Raises UnsupportedShapeError if T is not the batch's, D differs, H is not a multiple of KH or a cache has gaps.
     """
     if (
         q.shape[0] != batch.query_starts[-1]
         or q.shape[-1] != k_cache.shape[-1]
         or q.shape[1] % k_cache.shape[2]
         or k_cache.shape != v_cache.shape
+        or not (k_cache.is_contiguous() and v_cache.is_contiguous())
     ):
         raise UnsupportedShapeError(
             f"paged_attention: q {tuple(q.shape)}, k_cache {tuple(k_cache.shape)}, v_cache {tuple(v_cache.shape)}, "
-            f"{batch.query_starts[-1]} tokens in the batch; wanted [T, H, D] and twice [num_blocks, block_size, KH, D]"
+            f"{batch.query_starts[-1]} tokens in the batch; wanted [T, H, D] and twice [num_blocks, block_size, KH, D], contiguous"
         )
     if q.device.type == "cpu":
         return paged_attention_cpu(q, k_cache, v_cache, batch, scale)

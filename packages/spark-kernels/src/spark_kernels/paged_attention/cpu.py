@@ -48,12 +48,12 @@ def _attend_single(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: CpuPlan, s
     keys, values = _keys_and_values(k_cache, v_cache, plan, single)
     if num_tokens == 1:
         grouped = q.to(keys.dtype).reshape(1, num_kv_heads, group, head_dim)
-        return _attend(grouped, keys[None], values[None], scale=scale).reshape(q.shape).to(q.dtype)
+        return _attend(grouped, keys, values, scale=scale).reshape(q.shape).to(q.dtype)
     spread = num_kv_heads, group, single.context, head_dim  # KV heads as the batch; a group's heads share its memory
     out = _attend(
         q.reshape(num_tokens, num_kv_heads, group, head_dim).permute(1, 2, 0, 3),
-        keys.to(q.dtype)[:, None].expand(spread),
-        values.to(q.dtype)[:, None].expand(spread),
+        keys[0].to(q.dtype)[:, None].expand(spread),
+        values[0].to(q.dtype)[:, None].expand(spread),
         attn_mask=None if single.mask is None else single.mask.to(q.dtype),
         is_causal=single.mask is None,
         scale=scale,
@@ -62,17 +62,19 @@ def _attend_single(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: CpuPlan, s
 
 
 def _keys_and_values(k_cache: Tensor, v_cache: Tensor, plan: CpuPlan, single: Single) -> tuple[Tensor, Tensor]:
-    """[KH, context, D] each: views of the cache, or of scratch memory."""
+    """[1, KH, context, D] each: views of the cache, or of scratch memory."""
     num_blocks, block_size, num_kv_heads, head_dim = k_cache.shape
+    row = num_kv_heads * head_dim
+    shape, strides = (1, num_kv_heads, single.context, head_dim), (0, head_dim, row, 1)
     if single.first_block is not None:
-        where = slice(single.first_block * block_size, single.first_block * block_size + single.context)
-        flat = (-1, num_kv_heads, head_dim)
-        return k_cache.view(flat)[where].transpose(0, 1), v_cache.view(flat)[where].transpose(0, 1)
+        first = single.first_block * block_size * row
+        return (
+            k_cache.as_strided(shape, strides, k_cache.storage_offset() + first),
+            v_cache.as_strided(shape, strides, v_cache.storage_offset() + first),
+        )
     sides = []
     for cache, scratch in zip((k_cache, v_cache), plan.scratch(k_cache), strict=True):
         needed = scratch[: single.blocks.shape[0] * block_size]
-        torch.index_select(
-            cache.view(num_blocks, -1), 0, single.blocks, out=needed.view(-1, block_size * num_kv_heads * head_dim)
-        )
-        sides.append(needed[: single.context].view(-1, num_kv_heads, head_dim).transpose(0, 1))
+        torch.index_select(cache.view(num_blocks, -1), 0, single.blocks, out=needed.view(-1, block_size * row))
+        sides.append(needed.as_strided(shape, strides))
     return sides[0], sides[1]

@@ -37,7 +37,7 @@ def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, 
             f"apply_rope: q {tuple(q.shape)}, k {tuple(k.shape)}, cos {tuple(cos.shape)}, sin {tuple(sin.shape)}; "
             "wanted [T, H, D], [T, KH, D] and twice [T, R/2] or [T, 1, R] with R <= D"
         )
-    if q.device.type == "cpu" and q.dtype == k.dtype == torch.float32 and rotary == q.shape[-1]:
+    if q.device.type == "cpu" and q.dtype == k.dtype and rotary == q.shape[-1]:
         return rotate_cpu(q, k, *((cos, sin) if is_wide else widen_tables(cos, sin)))
     if is_wide:
         half = rotary // 2

@@ -1,4 +1,4 @@
-"""Rotary position embedding on the CPU in fp32, whole heads: the halves change places by one roll."""
+"""Rotary position embedding on the CPU, whole heads: the halves change places by one roll."""
 
 from torch import Tensor
 
@@ -18,4 +18,5 @@ def rotate_cpu(q: Tensor, k: Tensor, wide_cos: Tensor, wide_sin: Tensor) -> tupl
 
 
 def _rotate(x: Tensor, wide_cos: Tensor, wide_sin: Tensor) -> Tensor:
-    return (x * wide_cos).addcmul_(x.roll(x.shape[-1] // 2, -1), wide_sin)
+    wide = x.float()
+    return (wide * wide_cos).addcmul_(wide.roll(x.shape[-1] // 2, -1), wide_sin).to(x.dtype)
