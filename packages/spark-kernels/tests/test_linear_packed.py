@@ -38,7 +38,6 @@ def noise(result: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: tor
     return ((result.double() - wanted).abs().max() / wanted.abs().max()).item()
 
 
-@needs_fbgemm
 @pytest.mark.parametrize("type", [GgmlType.Q4_0, GgmlType.Q4_1], ids=lambda t: t.name)
 @pytest.mark.parametrize("num_tokens", [1, 3, INT4_MAX_TOKENS, INT4_MAX_TOKENS + 1, 63])
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -60,7 +59,6 @@ def test_linear_int4_is_the_dequantised_product(type: GgmlType, num_tokens: int,
     assert noise(narrow, x, torch.cat([part.dequantize() for part in parts]), bias) < 2 * INT4_NOISE
 
 
-@needs_fbgemm
 def test_linear_int4_row_is_the_same_bits_alone_and_in_a_batch() -> None:
     torch.manual_seed(1)
     layer = Int4Linear([blocks(GgmlType.Q4_1, 192, 576)], bias=None)
@@ -117,9 +115,10 @@ def test_linear_half_refuses_what_fp16_cannot_hold() -> None:
         ([blocks(GgmlType.Q4_1, 16, 32)], torch.bfloat16, "cpu", ["fbgemm"], "int4"),
         ([blocks(GgmlType.Q4_1, 16, 32)], torch.float32, "cpu", ["fbgemm"], "dense"),
         ([blocks(GgmlType.Q4_1, 16, 32)], torch.bfloat16, "cuda", ["fbgemm"], "dense"),
-        ([blocks(GgmlType.Q4_1, 16, 32)], torch.bfloat16, "cpu", ["qnnpack"], "dense"),
+        ([blocks(GgmlType.Q4_1, 16, 32)], torch.bfloat16, "cpu", ["qnnpack"], "int4"),
         ([blocks(GgmlType.Q4_1, 24, 32)], torch.bfloat16, "cpu", ["fbgemm"], "half"),
         ([blocks(GgmlType.Q4_1, 16, 32), blocks(GgmlType.Q8_0, 16, 32)], torch.bfloat16, "cpu", ["fbgemm"], "half"),
+        ([torch.ones(16, 32)], torch.bfloat16, "cpu", ["qnnpack"], "dense"),
         ([torch.ones(16, 32)], torch.float16, "cpu", ["fbgemm"], "half"),
     ],
 )
@@ -128,6 +127,17 @@ def test_choose_linear(
 ) -> None:
     choice = choose_linear(parts, dtype=dtype, device=torch.device(device), engines=engines)
     assert choice.kind == kind and choice.reason
+
+
+def test_linear_int4_layers_share_memory_without_harm() -> None:
+    torch.manual_seed(1)
+    shapes = [(16, 32), (64, 96), (32, 64)]
+    stored = [blocks(GgmlType.Q4_1, *shape, seed=i) for i, shape in enumerate(shapes)]
+    layers = [Int4Linear([part], bias=None) for part in stored]
+    for _ in range(2):
+        for part, layer in zip(stored, layers, strict=True):
+            x = torch.randn(40, layer.in_features)
+            assert noise(layer(x), x, part.dequantize()) < HALF_NOISE
 
 
 def test_linear_float32_computes_block_weights_exactly() -> None:

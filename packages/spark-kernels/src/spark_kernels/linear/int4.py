@@ -1,5 +1,6 @@
-"""Linear layers over 4-bit weights on the CPU: torch's packed int4 kernel for few tokens, fp16 weights for many."""
+"""Linear layers over 4-bit weights on the CPU: torch's packed int4 kernel for few tokens, fp32 products for many."""
 
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -7,32 +8,53 @@ from torch import Tensor
 
 from spark_kernels.ggml import GgmlTensor, GgmlType
 from spark_kernels.linear.config import INT4_MAX_TOKENS
-from spark_kernels.linear.half import HalfLinear
 
 GROUP_SIZE = 32
 
 
 class Int4Linear:
-    """Weights twice: 4-bit for a decode step, fp16 for a prefill.
+    """Weights twice: 4-bit for a decode step, fp16 for a prefill, which widens them to fp32 again when it runs.
 
     The int4 kernel takes x, scales and zero points in bf16, sums in fp32 and rounds to bf16: its noise is that of bf16.
+    A row's bits do not depend on the other rows.
     """
 
     def __init__(self, parts: Sequence[GgmlTensor], *, bias: Tensor | None) -> None:
-        self._many = HalfLinear(parts, bias=bias)
-        self.in_features: int = self._many.in_features
-        self.out_features: int = self._many.out_features
+        self.in_features: int = parts[0].shape[1]
+        self.out_features: int = sum(part.shape[0] for part in parts)
         numbers, scales = zip(*(int4_groups(part) for part in parts), strict=True)
         self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(torch.cat(numbers), 1)
         self._scales = torch.cat(scales, dim=1)
+        self._half = torch.empty(self.in_features, self.out_features, dtype=torch.float16)
+        start = 0
+        for part in parts:
+            self._half[:, start : start + part.shape[0]] = part.dequantize(torch.float16).T
+            start += part.shape[0]
         self._bias = None if bias is None else bias.float()
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.shape[0] > INT4_MAX_TOKENS:
-            return self._many(x)
-        # torch.ops.aten's spelling of the same call takes 3 µs more
-        result = torch._weight_int4pack_mm_for_cpu(x.to(torch.bfloat16), self._packed, GROUP_SIZE, self._scales)
+            result = torch.mm(x.float(), _widened(self._half)).to(x.dtype)
+        else:
+            # torch.ops.aten's spelling of the same call takes 3 µs more
+            result = torch._weight_int4pack_mm_for_cpu(x.to(torch.bfloat16), self._packed, GROUP_SIZE, self._scales)
         return result if self._bias is None else result.add_(self._bias)
+
+
+class _Scratch(threading.local):
+    """Memory for one layer's weights in fp32, of the largest layer that this thread ran."""
+
+    memory = torch.empty(0)
+
+
+_scratch = _Scratch()
+
+
+def _widened(weight: Tensor) -> Tensor:
+    """The weight in fp32, in memory that the next call overwrites."""
+    if _scratch.memory.numel() < weight.numel():
+        _scratch.memory = torch.empty(weight.numel())
+    return _scratch.memory[: weight.numel()].view(weight.shape).copy_(weight)
 
 
 def int4_groups(part: GgmlTensor) -> tuple[Tensor, Tensor]:
