@@ -111,12 +111,15 @@ class Decoder(ABC):
         x = rmsnorm(residual, self._layers[0].input_norm, self.config.norm_eps)
         for layer, cache, next_norm in zip(self._layers, caches, norms, strict=True):
             x = layer.attention(x, rotation, cache, batch)
+            if layer is self._layers[-1] and logit_rows is not None and hidden_states is None:
+                x, residual = x[logit_rows], residual[logit_rows]  # nothing else of the last layer is looked at
             x, residual = add_rmsnorm(x, residual, layer.attention_norm, self.config.norm_eps)
             x = layer.feed_forward(x)
             x, residual = add_rmsnorm(x, residual, next_norm, self.config.norm_eps)
             if hidden_states is not None:
                 hidden_states.append(residual)
-        return self._head(x if logit_rows is None else x[logit_rows])
+        is_selected = logit_rows is None or hidden_states is None
+        return self._head(x if is_selected else x[logit_rows])
 
     @classmethod
     def workspace_bytes(cls, config: ModelConfig, *, num_tokens: int, num_rows: int, context_length: int) -> int:
