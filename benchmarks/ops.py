@@ -69,10 +69,9 @@ def linear_candidates() -> list[Candidate]:
         return lambda rows: [layer(inputs[rows][layer.in_features]) for layer in layers]
 
     return [
-        Candidate("30 layers' linears", name, weights * bits // 8, runner(layers), (1, 4, 8, 16, 64, 512))
+        Candidate("30 layers' linears", name, weights * bits // 8, runner(layers), tuple(inputs))
         for name, (bits, layers) in made.items()
-        if name != "int4"
-    ] + [Candidate("30 layers' linears", "int4", weights * 5 // 8, runner(made["int4"][1]), (1, 4, 8))]
+    ]
 
 
 def head_candidates() -> list[Candidate]:

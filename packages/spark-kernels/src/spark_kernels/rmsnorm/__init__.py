@@ -34,7 +34,7 @@ def add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tupl
 
 
 def _choose_rmsnorm(x: Tensor) -> Callable[[Tensor, Tensor, float], Tensor]:
-    """On the CPU in fp32 the shorter chain of kernels: 13 µs where the reference takes 33 (one row of 576)."""
+    """On the CPU in fp32 the shorter chain of kernels: 20 µs where the reference takes 33 (8 rows of 576)."""
     return rmsnorm_cpu if x.device.type == "cpu" and x.dtype == torch.float32 else rmsnorm_reference
 
 
