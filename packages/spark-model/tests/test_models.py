@@ -17,7 +17,7 @@ from spark_model.testing import create_tiny_model, hf_logits, paged_logits, rela
 
 # Largest difference over the range of the logits, fp32; single operations differ by rounding only.
 TOLERANCE = 1e-4
-FP32 = Precision(torch.float32, torch.float32)
+FP32 = Precision(torch.float32, torch.float32, torch.float32)
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -145,7 +145,7 @@ def test_bfloat16_logits_are_close(architecture: str, activations: torch.dtype, 
     checkpoint = Checkpoint(reference="tiny", name="tiny", kind="safetensors", path=tmp_path)
     config = ModelConfig.from_facts(read_facts(checkpoint))
     model = create_model(
-        config, open_weights(checkpoint), precision=Precision(torch.bfloat16, activations), device="cpu"
+        config, open_weights(checkpoint), precision=Precision(torch.bfloat16, activations, activations), device="cpu"
     )
     got = torch.cat(paged_logits(model, prompts(), (16,)))
     wanted = torch.cat([hf_logits(oracle, tokens) for tokens in prompts()])

@@ -174,7 +174,8 @@ def test_choose_precision(
 ) -> None:
     facts = read_facts(checkpoint)
     facts = replace(facts, config={**facts.config, "dtype": stored})
-    assert choose_precision(name, facts, device) == Precision(weights, activations)
+    cache = weights  # keys and values are as narrow as the weights
+    assert choose_precision(name, facts, device) == Precision(weights, activations, cache)
 
 
 @pytest.fixture(scope="module")

@@ -84,7 +84,7 @@ class ModelRunner:
             model.kv_shapes(model_config),
             num_blocks=plan.num_blocks,
             block_size=config.block_size,
-            dtype=model.dtype,
+            dtype=precision.cache,
             device=config.device,
         )
         return cls(model, pool, plan)
@@ -170,17 +170,18 @@ def choose_precision(name: DtypeName, facts: ModelFacts, device: str) -> Precisi
     """A name gives weights and activations of that dtype. "auto" gives
 
     on GPUs   the checkpoint's 16-bit dtype, else bf16
-    on CPUs   fp32 activations, since CPUs compute 16-bit ones by way of fp32; weights that may be made smaller, because
-              a decode step costs the reading of them, unless the checkpoint holds fp32
+    on CPUs   fp32 activations, since CPUs compute 16-bit ones by way of fp32; weights that may be made smaller and keys
+              and values in bf16, because a decode step costs the reading of them, unless the checkpoint holds fp32
     """
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if name != "auto":
-        return Precision(dtypes[name], dtypes[name])
+        return Precision(dtypes[name], dtypes[name], dtypes[name])
     stored = facts.config.get("dtype") or facts.config.get("torch_dtype")
     if device == "cpu":
-        return Precision(torch.float32 if stored == "float32" else torch.bfloat16, torch.float32)
+        narrow = torch.float32 if stored == "float32" else torch.bfloat16
+        return Precision(weights=narrow, activations=torch.float32, cache=narrow)
     chosen = torch.float16 if stored == "float16" else torch.bfloat16
-    return Precision(chosen, chosen)
+    return Precision(chosen, chosen, chosen)
 
 
 def check_length(config: ModelConfig, max_model_len: int) -> None:
@@ -208,7 +209,7 @@ def _plan(model: ModelConfig, weight_bytes: int, config: RunnerConfig, precision
             model, num_tokens=config.max_step_tokens, num_rows=config.max_num_seqs, context_length=config.max_model_len
         ),
         kv=KvDemand(
-            bytes_per_block=bytes_per_block(shapes, config.block_size, precision.activations),
+            bytes_per_block=bytes_per_block(shapes, config.block_size, precision.cache),
             block_size=config.block_size,
             max_model_len=config.max_model_len,
             max_num_seqs=config.max_num_seqs,

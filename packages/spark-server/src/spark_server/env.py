@@ -1,4 +1,4 @@
-"""The only reader and writer of environment variables in this package; docs/environment.md lists them, a test compares."""
+"""The only reader of environment variables in this package; docs/environment.md lists them, a test compares."""
 
 import os
 from collections.abc import Mapping
@@ -20,6 +20,8 @@ VARIABLES = (RECIPE_PATH, *OPTION_VARIABLES)
 # step is up to 50 times slower while another process (the HTTP side, a client) wants one of the cores; sleeping at
 # once costs two thirds of the speed on idle cores; this costs nothing there (docs/log.md, 2026-11-29).
 _SPIN_COUNT = 20_000
+# Activations of a prefill chunk stay in the heap instead of being mapped, zeroed and unmapped at each call.
+_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -38,8 +40,12 @@ def option_values() -> dict[str, tuple[str, str]]:
     return found
 
 
-def set_thread_counts(num_threads: int) -> None:
-    """Bound the threads of the maths libraries, which read these variables when they are loaded; 0 = their choice."""
+def engine_environment(num_threads: int) -> dict[str, str]:
+    """The environment that an engine process starts with: ours, and what its maths libraries and malloc read at start.
+
+    num_threads   of the maths libraries; 0 = their choice
+    """
+    tuned = {"GOMP_SPINCOUNT": str(_SPIN_COUNT), **_MALLOC} | dict(os.environ)
     if num_threads > 0:
-        os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(num_threads)))
-    os.environ.setdefault("GOMP_SPINCOUNT", str(_SPIN_COUNT))
+        tuned.update(dict.fromkeys(_THREAD_VARIABLES, str(num_threads)))
+    return tuned

@@ -15,6 +15,7 @@ from spark_kernels.ggml import GgmlTensor
 from spark_kernels.linear import Linear, create_embedding, create_linear
 from spark_kernels.paged_attention import PagedBatch
 from spark_kernels.rmsnorm import add_rmsnorm, rmsnorm
+from spark_kernels.rope import widen_tables
 from spark_model.config import ModelConfig
 from spark_model.layers.attention import Attention
 from spark_model.layers.rope import RotaryEmbedding
@@ -25,10 +26,11 @@ from spark_runtime.kvcache.pool import KvCache, KvShape
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """weights: what linear layers may round dense weights to, or keep smaller; activations: all else, and the KV cache."""
+    """weights: what linear layers may round dense weights to, or keep smaller; cache: keys and values; activations: all else."""
 
     weights: torch.dtype
     activations: torch.dtype
+    cache: torch.dtype
 
 
 class FeedForward(Protocol):
@@ -105,7 +107,7 @@ class Decoder(ABC):
         logit_rows             int64 [R], the tokens whose logits are wanted; None = all T
         hidden_states          receives the residual stream after each layer, [T, hidden], before the final norm
         """
-        rotation = self._rotary(positions)
+        rotation = widen_tables(*self._rotary(positions))
         norms = [layer.input_norm for layer in self._layers[1:]] + [self._final_norm]
         residual = self._embedding(token_ids)
         x = rmsnorm(residual, self._layers[0].input_norm, self.config.norm_eps)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Self, cast
 
-from spark_server import logs
+from spark_server import env, logs
 from spark_server.config import EngineConfig
 from spark_server.engine.frames import FromEngine, ToEngine
 from spark_server.engine.transport import FrameError, FrameSplitter, decode_from_engine, encode_config, encode_frame
@@ -52,7 +52,7 @@ class EngineHandle(asyncio.Protocol):
         handle = cls(on_frame, on_lost)
         ours, theirs = socket.socketpair()
         with theirs:
-            handle._process = _start_process(theirs.fileno(), runner)
+            handle._process = _start_process(theirs.fileno(), runner, config.num_threads)
         threading.Thread(target=handle._reap, name="engine-reaper", daemon=True).start()
         try:
             await handle._loop.create_unix_connection(lambda: handle, sock=ours)
@@ -132,7 +132,7 @@ class EngineHandle(asyncio.Protocol):
             self.ended.set_result(self._exit_code)
 
 
-def _start_process(fd: int, runner: str) -> "subprocess.Popen[bytes]":
+def _start_process(fd: int, runner: str, num_threads: int) -> "subprocess.Popen[bytes]":
     """Its own process group, so that Ctrl-C reaches the parent alone. What it prints goes to the parent's stderr."""
     return subprocess.Popen(
         [sys.executable, "-u", "-m", "spark_server.engine.process", "--fd", str(fd), "--runner", runner],
@@ -140,4 +140,5 @@ def _start_process(fd: int, runner: str) -> "subprocess.Popen[bytes]":
         stdout=_STDERR,
         pass_fds=(fd,),
         process_group=0,
+        env=env.engine_environment(num_threads),
     )

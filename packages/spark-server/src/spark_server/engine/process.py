@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import NoReturn
 
 from spark_kernels.errors import SparkError
-from spark_server import env, logs
+from spark_server import logs
 from spark_server.config import EngineConfig
 from spark_server.engine.frames import Abort, Fatal, FromEngine, Progress, Ready, StepFrame, Stop, Submit
 from spark_server.engine.loading import MODEL_RUNNER, find_factory
@@ -57,7 +57,6 @@ class EngineProcess:
 
     def _load(self, config: EngineConfig, runner: str) -> EngineLoop:
         started = time.monotonic()
-        env.set_thread_counts(config.num_threads)
         loaded = find_factory(runner)(config, lambda message: self._sender.send(Progress(message)))
         scheduler = Scheduler(config.scheduler, loaded.runner)
         if scheduler.context < config.scheduler.max_model_len:
