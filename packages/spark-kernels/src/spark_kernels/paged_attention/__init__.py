@@ -38,7 +38,8 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBat
     ):
         raise UnsupportedShapeError(
             f"paged_attention: q {tuple(q.shape)}, k_cache {tuple(k_cache.shape)}, v_cache {tuple(v_cache.shape)}, "
-            f"{batch.query_starts[-1]} tokens in the batch; wanted [T, H, D] and twice [num_blocks, block_size, KH, D], contiguous"
+            f"{batch.query_starts[-1]} tokens in the batch; "
+            "wanted [T, H, D] and twice [num_blocks, block_size, KH, D], contiguous"
         )
     if q.device.type == "cpu":
         return paged_attention_cpu(q, k_cache, v_cache, batch, scale)

@@ -26,7 +26,7 @@ from spark_runtime.kvcache.pool import KvCache, KvShape
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """weights: what linear layers may round dense weights to, or keep smaller; cache: keys and values; activations: all else."""
+    """weights: what linear layers may round dense ones to, or keep smaller; cache: keys, values; activations: all else."""
 
     weights: torch.dtype
     activations: torch.dtype
