@@ -124,7 +124,7 @@ def test_load_smollm2_answers() -> None:
 
 
 def test_example_notebook_runs_and_is_stored_without_outputs() -> None:
-    notebook = nbformat.read(EXAMPLE, as_version=4)  # type: ignore[no-untyped-call]  # nbformat has no types
+    notebook = nbformat.read(EXAMPLE, as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(not cell.outputs and cell.execution_count is None for cell in code)
     NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
