@@ -78,15 +78,25 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: Callable[[
         time.sleep(0.02)
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[RunningServer]:
-    """`spark serve smollm2` with its defaults, shared by the tests that leave it as it was."""
-    running = RunningServer("smollm2")
+def serve_until_done(*arguments: str) -> Iterator[RunningServer]:
+    running = RunningServer(*arguments)
     try:
         running.wait_ready()
         yield running
     finally:
         assert running.stop() == 0, "\n".join(running.log)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[RunningServer]:
+    """`spark serve smollm2` with its defaults, shared by the tests that leave it as it was."""
+    yield from serve_until_done("smollm2")
+
+
+@pytest.fixture(scope="module")
+def float32_server() -> Iterator[RunningServer]:
+    """With "auto" a row may round differently next to others, within bf16 noise; float32 is exact."""
+    yield from serve_until_done("smollm2", "--dtype", "float32", "--max-batch-size", "32", "--max-seq-len", "1024")
 
 
 @pytest.fixture

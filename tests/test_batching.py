@@ -1,7 +1,6 @@
 """A request's greedy tokens are the same alone and in a batch, in float32."""
 
 import concurrent.futures
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -20,13 +19,28 @@ def complete(url: str, prompt: str) -> str:
 
 
 @pytest.mark.slow
-def test_32_prompts_of_mixed_lengths_together_and_alone(start_server: Callable[..., Any]) -> None:
-    running = start_server("smollm2", "--dtype", "float32", "--max-batch-size", "32", "--max-seq-len", "1024")
+def test_32_prompts_of_mixed_lengths_together_and_alone(float32_server: Any) -> None:
     prompts = [
         " ".join(WORDS[(index * 7 + place) % len(WORDS)] for place in range(1 + index * 11 % 300))
         for index in range(32)
     ]
-    alone = [complete(running.url, prompt) for prompt in prompts]
+    alone = [complete(float32_server.url, prompt) for prompt in prompts]
     with concurrent.futures.ThreadPoolExecutor(32) as pool:
-        together = list(pool.map(lambda prompt: complete(running.url, prompt), prompts))
+        together = list(pool.map(lambda prompt: complete(float32_server.url, prompt), prompts))
     assert together == alone
+
+
+@pytest.mark.slow
+def test_seeded_sampling_does_not_depend_on_neighbours(float32_server: Any) -> None:
+    def draw(seed: int) -> str:
+        body = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 1.0, "seed": seed}
+        text: str = httpx.post(f"{float32_server.url}/v1/completions", json=body, timeout=60).json()["choices"][0][
+            "text"
+        ]
+        return text
+
+    alone = [draw(seed) for seed in range(6)]
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(draw, range(6)))
+    assert together == alone
+    assert len(set(alone)) > 1
