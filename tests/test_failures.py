@@ -124,7 +124,7 @@ def test_port_in_use_is_one_line() -> None:
         port = taken.getsockname()[1]
         done, seconds = spark("serve", "smollm2", "--port", str(port))
     assert done.returncode == 1
-    assert str(port) in done.stderr
+    assert str(port) in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     assert seconds < 10
 
@@ -136,11 +136,11 @@ def test_missing_model_is_one_line(reference: str) -> None:
     done, _ = spark("serve", reference)
     assert done.returncode == 1
     assert reference.split("/")[-1].removeprefix("package:") in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
 
 
 def test_too_little_memory_is_one_line_with_the_flag() -> None:
     done, _ = spark("serve", "smollm2", "--gpu-memory-utilization", "0.0001", timeout=60)
     assert done.returncode == 1
     assert "--gpu-memory-utilization" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr

@@ -128,7 +128,7 @@ def test_not_found_says_where_was_looked(tmp_path: Path) -> None:
         f"  no recipe of that name in the built-in recipes, {tmp_path / 'recipes'}\n"
         f"  no directory and no .gguf file {tmp_path / 'smolm2'}\n"
         "  not a Hugging Face id (org/name or org/name@revision)\n"
-        "  hint: `spark recipes list` shows the recipes"
+        "  hint: the recipes are smollm2"
     )
 
 

@@ -30,6 +30,7 @@ def decide(
     *,
     recipe: Mapping[str, Any] | None = None,
     recipe_env: Mapping[str, str] | None = None,
+    recipe_fields: Mapping[str, Any] | None = None,
     environment: Mapping[str, tuple[str, str]] | None = None,
     generation: Mapping[str, float] | None = None,
     preset: Mapping[str, float] | None = None,
@@ -41,7 +42,7 @@ def decide(
     checkpoint = Checkpoint(reference="tiny", name="tiny", kind=kind, path=Path("/models/tiny.gguf"))
     layers: list[Layer] = [read_flags(flags or {}), read_environment(environment or {})]
     if recipe is not None:
-        named = Recipe(name="tiny", path=Path("tiny.yaml"), model="m", defaults=recipe, env=recipe_env or {})
+        named = Recipe("tiny", Path("tiny.yaml"), "m", defaults=recipe, env=recipe_env or {}, **recipe_fields or {})
         checkpoint = dataclasses.replace(checkpoint, recipe=named)
         layers.append(read_recipe(named))
     return resolve(
@@ -227,6 +228,16 @@ def test_load_format_has_to_fit_the_checkpoint() -> None:
     assert decide({"load_format": "safetensors"}, kind="safetensors").config.engine.load_format == "safetensors"
     with pytest.raises(ConfigError, match="--load-format safetensors: tiny.gguf is gguf; drop the option"):
         decide({"load_format": "safetensors"})
+
+
+def test_recipe_that_wants_more_than_this_build_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        decide(recipe={}, recipe_fields={"min_nodes": 2, "command": "spark serve {model}"})
+    assert str(caught.value) == (
+        "2 options cannot be used:\n"
+        "  recipe tiny: needs 2 ranks; not available in this build, which runs one\n"
+        "  recipe tiny: `command` templates are not available in this build; use `defaults`"
+    )
 
 
 def test_all_violations_are_reported_together() -> None:

@@ -134,7 +134,7 @@ class _Search:
         looked.append(f"no directory and no .gguf file {Path(reference).expanduser().absolute()}")
         if repo is None:
             looked.append("not a Hugging Face id (org/name or org/name@revision)")
-            hint = "`spark recipes list` shows the recipes"
+            hint = f"the recipes are {', '.join(sorted(set(names)))}"
         else:
             cache = cache_directory(self.cache_dir)
             looked.append(f"no model {repo} in the cache {cache}")

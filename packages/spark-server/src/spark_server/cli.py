@@ -143,6 +143,12 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except SparkError as error:
-        print(f"spark: {error}", file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
+        is_usage = isinstance(error, ConfigError)
+        print(f"spark: {error if is_usage else _one_line(error)}", file=sys.stderr)
+        return EXIT_USAGE if is_usage else EXIT_FAILED
     return status if isinstance(status, int) else 0
+
+
+def _one_line(error: SparkError) -> str:
+    """Service managers show a line; a list of wrong options keeps its lines."""
+    return "; ".join(line.strip().rstrip(".") for line in str(error).splitlines() if line.strip())

@@ -68,7 +68,7 @@ def resolve(
     """
     problems = [*problems, *find_problems(layers)]
     merged = merge([*layers, built_in_defaults()])
-    problems += _format_problems(merged, checkpoint)
+    problems += _format_problems(merged, checkpoint) + _recipe_problems(checkpoint)
     max_model_len = min(_settled(merged.options.memory.max_seq_len), facts.context_length)
     kv_cache_bytes, memory_bound_bytes, memory_problems = _plan_memory(merged, facts, machine, max_model_len)
     if problems:
@@ -190,6 +190,21 @@ def _format_problems(merged: Merged, checkpoint: Checkpoint) -> list[str]:
     if wanted in ("auto", checkpoint.kind):
         return []
     return [f"{merged.labels['load_format']}: {checkpoint.path.name} is {checkpoint.kind}; drop the option"]
+
+
+def _recipe_problems(checkpoint: Checkpoint) -> list[str]:
+    """What a recipe asks for beside its options. Leaving it out would serve something else than the recipe describes."""
+    recipe = checkpoint.recipe
+    if recipe is None:
+        return []
+    problems = []
+    if recipe.min_nodes > 1:
+        problems.append(
+            f"recipe {recipe.name}: needs {recipe.min_nodes} ranks; not available in this build, which runs one"
+        )
+    if recipe.command is not None:
+        problems.append(f"recipe {recipe.name}: `command` templates are not available in this build; use `defaults`")
+    return problems
 
 
 def _plan_memory(merged: Merged, facts: ModelFacts, machine: Machine, max_model_len: int) -> tuple[int, int, list[str]]:

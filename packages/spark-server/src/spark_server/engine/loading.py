@@ -26,21 +26,24 @@ RunnerFactory = Callable[[EngineConfig, Callable[[str], None]], LoadedModel]
 def create_runner(config: EngineConfig, progress: Callable[[str], None]) -> LoadedModel:
     """Load the model. Raises ModelError or DeviceError. `progress` takes one line at a time."""
     from spark_model.facts import read_facts
+    from spark_model.loaders import terminal_progress
     from spark_model.runner import ModelRunner, RunnerConfig
 
-    runner = ModelRunner.create(
-        config.checkpoint,
-        RunnerConfig(
-            device=config.device,
-            dtype=config.dtype,
-            block_size=config.block_size,
-            max_model_len=config.scheduler.max_model_len,
-            max_num_seqs=config.scheduler.max_batch_size,
-            max_step_tokens=max_step_tokens(config.scheduler),
-            bound_bytes=config.memory_bound_bytes,
-            kv_cache_bytes=config.kv_cache_bytes,
-        ),
-    )
+    with terminal_progress("loading weights") as report:
+        runner = ModelRunner.create(
+            config.checkpoint,
+            RunnerConfig(
+                device=config.device,
+                dtype=config.dtype,
+                block_size=config.block_size,
+                max_model_len=config.scheduler.max_model_len,
+                max_num_seqs=config.scheduler.max_batch_size,
+                max_step_tokens=max_step_tokens(config.scheduler),
+                bound_bytes=config.memory_bound_bytes,
+                kv_cache_bytes=config.kv_cache_bytes,
+            ),
+            progress=report,
+        )
     if runner.plan is not None:
         for line in runner.plan.lines():
             progress(line)
