@@ -112,7 +112,7 @@ def test_second_signal_ends_at_once(start_server: Callable[..., Any]) -> None:
     with httpx.stream("POST", f"{running.url}/v1/completions", json={**LONG, "stream": True}, timeout=60) as response:
         next(response.iter_lines())
         running.process.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
+        time.sleep(0.5)
         running.process.send_signal(signal.SIGTERM)
         running.process.wait(2)
 

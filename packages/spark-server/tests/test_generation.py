@@ -284,6 +284,8 @@ def test_start_queue_full_counts_what_is_not_admitted() -> None:
         pipeline = create_rig(engine, max_queue_depth=2).services.pipeline
         first = asyncio.create_task(pipeline.start([create_request()]))
         await engine.wait_until(lambda: len(engine.submitted) == 1)
+        with pytest.raises(InvalidRequestError, match="3 prompts in one request, at most 2 may wait"):
+            await pipeline.start([create_request()] * 3)
         with pytest.raises(QueueFullError, match="1 requests wait, the limit is 2"):
             await pipeline.start([create_request(), create_request()])
         engine.running[1].emit("")

@@ -214,6 +214,17 @@ def test_second_signal_ends_at_once(first: int, second: int) -> None:
         assert time.monotonic() - sent < 1.0
 
 
+def test_signal_that_a_launcher_doubles_is_one_signal() -> None:
+    with ready_server(num_tokens=8, engine={"delay_s": 0.05}) as server:
+        stream = server.send_chat(stream=True).getresponse()
+        stream.readline()
+        server.signal(signal.SIGTERM)
+        server.wait_line("^stopping signal=SIGTERM ")
+        server.signal(signal.SIGTERM)
+        assert stream.read().decode().endswith("data: [DONE]\n\n")
+        assert server.wait_exit() == 0
+
+
 def test_client_that_does_not_read_does_not_hold_the_server() -> None:
     with ready_server(num_tokens=200_000, config={"shutdown_timeout_s": 0.2, "max_model_len": 4096}) as server:
         connection = socket.create_connection(("127.0.0.1", server.port))

@@ -253,6 +253,10 @@ def test_lower_completion_prompts(prompt: object, expected: list[object]) -> Non
     assert [request.prompt for request in lower_prompts(prompt=prompt)] == expected
 
 
+def test_lower_completion_length_without_max_tokens_is_openais() -> None:
+    assert [lower_prompts(prompt="a")[0].max_tokens, lower_prompts(prompt="a", max_tokens=99)[0].max_tokens] == [16, 99]
+
+
 def test_lower_completion_seeds() -> None:
     first, second = lower_prompts(prompt=["same", "same"])
     assert first.sampling.seed != second.sampling.seed

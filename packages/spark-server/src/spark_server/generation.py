@@ -310,6 +310,10 @@ class Pipeline:
         if self._engine.state != "ready":
             raise NotReadyError(f"the model is not ready: the engine is {self._engine.state}")
         depth = self._config.max_queue_depth
+        if depth and num_requests > depth:
+            raise InvalidRequestError(
+                f"{num_requests} prompts in one request, at most {depth} may wait (--max-queue-depth)"
+            )
         if depth and self._num_waiting + num_requests > depth:
             raise QueueFullError(
                 f"{self._num_waiting} requests wait, the limit is {depth} (--max-queue-depth); try again later"

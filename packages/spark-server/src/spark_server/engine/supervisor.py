@@ -110,9 +110,9 @@ class EngineSupervisor:
             self._watcher.cancel()
             await asyncio.wait([self._watcher])
             self._watcher = None
+        self._fail_streams("the server was stopped")
         if self._handle is not None:
             await _end(self._handle)
-        self._fail_streams("the server stopped the engine")
 
     async def _launch(self) -> None:
         """Start a process and wait until it serves. Raises StartupError when it ends before."""

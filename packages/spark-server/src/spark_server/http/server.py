@@ -36,6 +36,7 @@ TEXT_THREADS = (
     2  # tokenizing releases the interpreter lock; two long prompts at once leave the other cores to the engine
 )
 KEEP_ALIVE_CONNECTION_S = 75  # longer than common client pools keep a connection, so that they close it, not we
+REPEAT_S = 0.3  # uv forwards an interrupt after 0.2 s
 MAX_HEADER_BYTES = 64 * 1024
 CONNECTIONS_TIMEOUT_S = 1.0  # for the last bytes of drained responses to leave
 ENGINE_CLOSE_TIMEOUT_S = 5.0
@@ -89,12 +90,17 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 class _Signals:
-    """The first SIGTERM or SIGINT asks for an orderly end, the second for the end."""
+    """The first SIGTERM or SIGINT asks for an orderly end, the second for the end.
+
+    A launcher that forwards signals (uv run) and a signal to its whole process group make two of one: the same signal
+    again within REPEAT_S is the first.
+    """
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
         self.number = 0
+        self._received = 0.0
 
     def install(self) -> None:
         loop = asyncio.get_running_loop()
@@ -102,7 +108,10 @@ class _Signals:
             loop.add_signal_handler(number, self._receive, number)
 
     def _receive(self, number: int) -> None:
-        self.number = number
+        now = time.monotonic()
+        if number == self.number and now - self._received < REPEAT_S:
+            return
+        self.number, self._received = number, now
         (self.second if self.first.is_set() else self.first).set()
 
 

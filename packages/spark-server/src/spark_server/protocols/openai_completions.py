@@ -22,6 +22,8 @@ from spark_server.protocols.openai_response import (
     sum_usage,
 )
 
+DEFAULT_MAX_TOKENS = 16  # OpenAI's; a chat goes on to the end of its turn instead
+
 Prompt = str | list[str | int | list[int]]
 
 
@@ -45,7 +47,8 @@ def lower_completion(body: CompletionBody, config: HttpConfig) -> list[Generatio
     """One request for each prompt. Raises InvalidRequestError naming the field that is wrong or not available."""
     refuse_unavailable(body, COMPLETION_UNAVAILABLE)
     prompts = _lower_prompts(body.prompt)
-    return [lower_body(body, prompt, config, max_tokens=body.max_tokens) for prompt in prompts]
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    return [lower_body(body, prompt, config, max_tokens=max_tokens) for prompt in prompts]
 
 
 def _lower_prompts(prompt: Prompt) -> list[TextPrompt | TokenPrompt]:
