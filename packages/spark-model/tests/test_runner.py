@@ -76,7 +76,7 @@ def generate(runner: Runner, prompts: Sequence[Sequence[int]], count: int, sampl
             tokens = outputs[i][-1:] or prompts[i]
             start = len(prompts[i]) + len(outputs[i]) - 1 if outputs[i] else 0
             steps.append(sequence_step(i, tokens, start, replace(sampling, seed=i)))
-        for i, token in zip(active, runner.step(steps), strict=True):
+        for i, token in zip(active, runner.step(steps).tokens, strict=True):
             assert token is not None
             outputs[i].append(token)
     return outputs
@@ -98,11 +98,11 @@ def test_step_batched_equals_alone_when_sampling(runner: ModelRunner) -> None:
     outputs = []
     for index, prompt in enumerate(prompts()):
         tokens = list(prompt)
-        [token] = runner.step([sequence_step(0, tokens, 0, replace(sampling, seed=index))])
+        [token] = runner.step([sequence_step(0, tokens, 0, replace(sampling, seed=index))]).tokens
         for _ in range(10):
             assert token is not None
             tokens.append(token)
-            [token] = runner.step([sequence_step(0, [token], len(tokens) - 1, replace(sampling, seed=index))])
+            [token] = runner.step([sequence_step(0, [token], len(tokens) - 1, replace(sampling, seed=index))]).tokens
         outputs.append(tokens[len(prompt) :])
     assert together == outputs
     assert together != generate(runner, prompts(), 10, GREEDY)
@@ -110,17 +110,17 @@ def test_step_batched_equals_alone_when_sampling(runner: ModelRunner) -> None:
 
 def test_step_inner_chunks_draw_nothing(runner: ModelRunner, oracle: Any) -> None:
     prompt = prompts()[2]
-    assert runner.step([sequence_step(0, prompt[:7], 0, None)]) == [None]
-    results = runner.step([sequence_step(1, prompts()[0], 0), sequence_step(0, prompt[7:20], 7, None)])
+    assert runner.step([sequence_step(0, prompt[:7], 0, None)]).tokens == [None]
+    results = runner.step([sequence_step(1, prompts()[0], 0), sequence_step(0, prompt[7:20], 7, None)]).tokens
     assert results == [hf_greedy(oracle, prompts()[0], 1)[0], None]
-    assert runner.step([sequence_step(0, prompt[20:], 20)]) == hf_greedy(oracle, prompt, 1)
-    assert runner.step([]) == []
+    assert runner.step([sequence_step(0, prompt[20:], 20)]).tokens == hf_greedy(oracle, prompt, 1)
+    assert runner.step([]).tokens == []
 
 
 def test_step_never_draws_forbidden_tokens(runner: ModelRunner, oracle: Any) -> None:
     prompt = prompts()[0]
     order = hf_logits(oracle, prompt)[-1].argsort(descending=True).tolist()
-    assert runner.step([sequence_step(0, prompt, 0, forbidden=order[:3])]) == [order[3]]
+    assert runner.step([sequence_step(0, prompt, 0, forbidden=order[:3])]).tokens == [order[3]]
 
 
 def test_step_turns_a_device_failure_into_a_device_error(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,10 +191,10 @@ def smollm2() -> Checkpoint:
 def test_smollm2_gives_the_golden_ids(smollm2: Checkpoint, dtype: Any) -> None:
     config = replace(CONFIG, dtype=dtype, bound_bytes=2 * 1024**3)
     runner = ModelRunner.create(smollm2, config)
-    [token] = runner.step([sequence_step(0, PROMPT, 0)])
+    [token] = runner.step([sequence_step(0, PROMPT, 0)]).tokens
     tokens = []
     for position in range(len(PROMPT), len(PROMPT) + len(GOLDEN)):
         assert token is not None
         tokens.append(token)
-        [token] = runner.step([sequence_step(0, [token], position)])
+        [token] = runner.step([sequence_step(0, [token], position)]).tokens
     assert tokens == GOLDEN

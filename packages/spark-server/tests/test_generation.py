@@ -5,6 +5,7 @@ import itertools
 import threading
 import time
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -20,18 +21,7 @@ from spark_server.errors import (
     RequestTimeoutError,
     ServerError,
 )
-from spark_server.generation import (
-    INLINE_CHARACTERS,
-    ChatPrompt,
-    Delta,
-    Ending,
-    Generation,
-    GenerationRequest,
-    TextDelta,
-    TextPrompt,
-    TokenPrompt,
-    merge_deltas,
-)
+from spark_server.generation import Generation, merge_deltas
 from spark_server.http.testing import (
     EOS,
     VOCAB_SIZE,
@@ -41,6 +31,16 @@ from spark_server.http.testing import (
     answer,
     create_rig,
     create_text,
+)
+from spark_server.pipeline import INLINE_CHARACTERS
+from spark_server.request import (
+    ChatPrompt,
+    Delta,
+    Ending,
+    GenerationRequest,
+    TextDelta,
+    TextPrompt,
+    TokenPrompt,
 )
 from spark_server.stop_strings import StopMatcher
 
@@ -76,6 +76,8 @@ async def collect(engine: FakeEngine, **changes: Any) -> tuple[str, Ending]:
     deltas = [delta async for delta in generation.deltas()]
     *texts, ending = deltas
     assert isinstance(ending, Ending)
+    assert 0.0 <= ending.ttft_s <= ending.generation_s
+    ending = replace(ending, ttft_s=0.0, generation_s=0.0)
     shown = [delta.text for delta in texts if isinstance(delta, TextDelta)]
     assert len(shown) == len(texts)
     assert all(shown), "an empty delta says nothing"
@@ -142,7 +144,7 @@ def test_deltas_stop_strings_across_tokens(
     result, ending = run(collect(engine, stop_strings=stops))
     assert result == shown
     tokens = len(text.encode()) + 1 if stop is None else len(text[: text.index(stop) + len(stop)].encode())
-    assert ending == Ending("stop", 6, tokens, stop)
+    assert ending == Ending("stop", 6, tokens, stop, stop_token_id=EOS if stop is None else None)
     assert engine.aborted == ([] if stop is None else [1])
 
 
@@ -168,7 +170,7 @@ def test_deltas_stop_token_is_counted_and_not_shown() -> None:
     engine = FakeEngine(
         lambda request: [Output(request.request_id, [*b"ab"]), Output(request.request_id, [*b"cx"], "stop", 120)]
     )
-    assert run(collect(engine, stop_token_ids=[120])) == ("abc", Ending("stop", 6, 4))
+    assert run(collect(engine, stop_token_ids=[120])) == ("abc", Ending("stop", 6, 4, stop_token_id=120))
     assert engine.submitted[0].stop_token_ids == [120, EOS]
 
 
@@ -219,7 +221,7 @@ def test_deltas_engine_dies() -> None:
 
 def test_start_submits_what_was_asked() -> None:
     submit = submit_of()
-    expected = Submit(1, [*b"prompt"], 100, 0.5, 0.8, 3, 0.1, 42, [EOS], 0, 0.0, 0)
+    expected = Submit(1, [*b"prompt"], 100, SamplingParams(0.5, 0.8, 3, 0.1, 42), [EOS])
     assert submit == expected
     assert submit_of(ignore_eos=True).stop_token_ids == []
     assert submit_of(prompt=TokenPrompt([5, 6])).token_ids == [5, 6]
@@ -359,7 +361,8 @@ def test_merge_deltas_interleaves_and_closes() -> None:
         assert await anext(merged) == (1, TextDelta("b"))
         first.emit("a", "length")
         assert await anext(merged) == (0, TextDelta("a"))
-        assert await anext(merged) == (0, Ending("length", 6, 1))
+        index, ending = await anext(merged)
+        assert (index, type(ending)) == (0, Ending)
         await merged.aclose()  # type: ignore[attr-defined]  # an async generator behind its interface
         for generation in generations:
             await generation.aclose()

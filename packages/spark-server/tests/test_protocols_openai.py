@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from spark_server.errors import InvalidRequestError, ModelNameError
-from spark_server.generation import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from spark_server.http.testing import create_config
-from spark_server.protocols.openai_body import IGNORED_FIELDS, decode_body, includes_usage, served_name
+from spark_server.protocols.body import decode_body, served_name
+from spark_server.protocols.openai_body import IGNORED_FIELDS, includes_usage
 from spark_server.protocols.openai_chat import CHAT_UNAVAILABLE, ChatBody, lower_chat
 from spark_server.protocols.openai_completions import COMPLETION_UNAVAILABLE, CompletionBody, lower_completion
+from spark_server.request import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 
 USER = {"role": "user", "content": "hi"}
 
@@ -18,11 +19,11 @@ USER = {"role": "user", "content": "hi"}
 def lower(*, config: Any = None, **fields: Any) -> GenerationRequest:
     """`config` changes fields of the configuration."""
     body = {"messages": [USER], **fields}
-    return lower_chat(decode_body(json.dumps(body).encode(), ChatBody), create_config(**(config or {})))
+    return lower_chat(decode_body(json.dumps(body).encode(), ChatBody)[0], create_config(**(config or {})))
 
 
 def lower_prompts(**fields: Any) -> list[GenerationRequest]:
-    return lower_completion(decode_body(json.dumps(fields).encode(), CompletionBody), create_config())
+    return lower_completion(decode_body(json.dumps(fields).encode(), CompletionBody)[0], create_config())
 
 
 def refusal(**fields: Any) -> tuple[str, str | None, str | None]:
@@ -195,19 +196,12 @@ def test_lower_chat_refuses_images_by_name() -> None:
     ("name", "value", "neutral"),
     [
         ("n", 2, 1),
-        ("presence_penalty", 0.5, 0),
-        ("frequency_penalty", -1, 0.0),
-        ("repetition_penalty", 1.1, 1.0),
-        ("logit_bias", {"5": 1}, {}),
         ("logprobs", True, False),
         ("top_logprobs", 3, 0),
         ("prompt_logprobs", 1, False),
         ("response_format", {"type": "json_object"}, {"type": "text"}),
         ("return_token_ids", True, False),
         ("adapter", "x", None),
-        ("top_n_sigma", 1.0, -1),
-        ("dry_multiplier", 0.8, 0),
-        ("xtc_probability", 0.5, 0),
         ("num_beams", 4, 1),
         ("grammar", "root ::= x", None),
         ("guided_json", {}, None),
@@ -318,7 +312,7 @@ def test_includes_usage() -> None:
     def ask(**fields: Any) -> bool:
         return includes_usage(ChatBody(messages=[], **fields))
 
-    options = decode_body(b'{"messages": [], "stream_options": {"include_usage": true}}', ChatBody).stream_options
+    options = decode_body(b'{"messages": [], "stream_options": {"include_usage": true}}', ChatBody)[0].stream_options
     assert ask(stream=True, stream_options=options)
     assert not ask(stream=True)
     with pytest.raises(InvalidRequestError, match="only allowed together with 'stream'"):

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from spark_runtime.types import SamplingParams
+from spark_runtime.types import SamplingParams, StepResult
 from spark_server.engine.frames import Output, Submit
 from spark_server.engine.testing import scripted_tokens
 from spark_server.scheduler.testing import Bench, prompt_of
@@ -15,7 +15,7 @@ def test_step_gives_the_same_tokens_alone_and_together(max_prefill_tokens: int) 
     lengths = [1, 3, 4, 17, 40, 64, 9, 2]
     bench = Bench(max_prefill_tokens=max_prefill_tokens, num_blocks=40, max_batch_size=4)
     for id, length in enumerate(lengths):
-        bench.scheduler.submit(Submit(id, prompt_of(length, id), 10, temperature=0.0))
+        bench.scheduler.submit(Submit(id, prompt_of(length, id), 10, SamplingParams(temperature=0.0)))
     bench.finish()
     for id, length in enumerate(lengths):
         assert bench.tokens(id) == scripted_tokens(prompt_of(length, id), 10, sampling=SamplingParams(temperature=0.0))
@@ -214,7 +214,7 @@ def test_stop_token_is_forbidden_until_min_tokens_are_made() -> None:
 
 def test_sampling_goes_to_the_runner_as_asked() -> None:
     bench = Bench()
-    bench.scheduler.submit(Submit(1, [1], 1, temperature=0.5, top_p=0.9, top_k=4, min_p=0.1, seed=77))
+    bench.scheduler.submit(Submit(1, [1], 1, SamplingParams(0.5, 0.9, 4, 0.1, 77)))
     bench.step()
     assert bench.runner.steps[0][0].sampling == SamplingParams(0.5, 0.9, 4, 0.1, 77)
 
@@ -264,6 +264,6 @@ def test_deadline_ends_running_and_waiting_requests() -> None:
 def test_runner_that_breaks_its_contract_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(max_prefill_tokens=2)
     bench.scheduler.submit(Submit(1, prompt_of(8), 3))
-    monkeypatch.setattr(bench.runner, "step", lambda steps: [5 for _ in steps])
+    monkeypatch.setattr(bench.runner, "step", lambda steps: StepResult([5 for _ in steps]))
     with pytest.raises(RuntimeError, match="runner gave token 5"):
         bench.step()

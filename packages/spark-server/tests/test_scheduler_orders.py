@@ -63,8 +63,7 @@ class Orders(RuleBasedStateMachine):
             id,
             [(id + position) % VOCAB for position in range(length)],
             max_tokens,
-            temperature=temperature,
-            seed=id,
+            SamplingParams(temperature=temperature, seed=id),
             stop_token_ids=sorted(stop),
             min_tokens=min_tokens,
             deadline_s=deadline,
@@ -166,11 +165,10 @@ class Orders(RuleBasedStateMachine):
         self.tokens[id] += output.token_ids
         request = self.requests[id]
         room = self.scheduler.context - len(request.token_ids)
-        sampling = SamplingParams(temperature=request.temperature, seed=request.seed)
         wanted = scripted_tokens(
             request.token_ids,
             min(request.max_tokens, room),
-            sampling=sampling,
+            sampling=request.sampling,
             stop_token_ids=request.stop_token_ids,
             min_tokens=request.min_tokens,
             vocab_size=VOCAB,

@@ -130,7 +130,7 @@ def test_min_tokens_max_tokens_and_sampling_count_over_the_pause() -> None:
     for min_tokens in (0, 3, 16, 24):
         bench = Bench(num_blocks=9)
         bench.scheduler.submit(Submit(1, prompt_of(6), 25))
-        request = Submit(2, prompt_of(5, 1), 25, seed=3, stop_token_ids=stop, min_tokens=min_tokens)
+        request = Submit(2, prompt_of(5, 1), 25, SamplingParams(seed=3), stop_token_ids=stop, min_tokens=min_tokens)
         bench.scheduler.submit(request)
         bench.finish()
         assert bench.tokens(2) == scripted_tokens(

@@ -12,6 +12,7 @@ import pytest
 
 from spark_model.checkpoint import Checkpoint
 from spark_model.recipes import Recipe
+from spark_runtime.types import SamplingParams
 from spark_server.config import SchedulerConfig
 from spark_server.engine.frames import (
     Abort,
@@ -43,7 +44,7 @@ from spark_server.engine.transport import (
 STATS = EngineStats(steps=7, running=2, waiting=1, free_blocks=3, total_blocks=9)
 TO_ENGINE: list[ToEngine] = [
     Submit(1, [5, 6, 7], 10),
-    Submit(2, list(range(5000)), 10, temperature=0.0, stop_token_ids=[2], min_tokens=1, deadline_s=1.5, seed=2**63),
+    Submit(2, list(range(5000)), 10, SamplingParams(0.0, seed=2**63), [2], min_tokens=1, deadline_s=1.5),
     Abort(2),
     Stop(),
 ]

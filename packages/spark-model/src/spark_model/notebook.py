@@ -110,7 +110,7 @@ class LoadedModel:
         drawn: list[int] = []
         pending, start = list(prompt), 0
         while start + len(pending) < last:
-            [token] = runner.step([SequenceStep(_ALONE, pending, start, blocks, sampling)])
+            [token] = runner.step([SequenceStep(_ALONE, pending, start, blocks, sampling)]).tokens
             assert token is not None, "the step draws"
             if token in self.facts.eos_token_ids:
                 break

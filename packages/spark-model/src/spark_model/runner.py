@@ -23,7 +23,7 @@ from spark_runtime.device_memory import allocated_bytes
 from spark_runtime.errors import DeviceError
 from spark_runtime.kvcache.pool import KvPool, bytes_per_block
 from spark_runtime.memory import KvDemand, MemoryPlan, plan_memory
-from spark_runtime.types import SequenceId, SequenceStep
+from spark_runtime.types import SequenceId, SequenceStep, StepResult
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -97,13 +97,13 @@ class ModelRunner:
     def block_size(self) -> int:
         return self.pool.block_size
 
-    def step(self, steps: Sequence[SequenceStep]) -> list[int | None]:
-        """Run one forward pass over all steps and draw tokens; result i belongs to steps[i], None where sampling is None.
+    def step(self, steps: Sequence[SequenceStep]) -> StepResult:
+        """Run one forward pass over all steps and draw tokens.
 
         Raises DeviceError when the device failed or ran out of memory.
         """
         if not steps:
-            return []
+            return StepResult([])
         drawing = [index for index, step in enumerate(steps) if step.sampling is not None]
         try:
             with torch.inference_mode():
@@ -114,7 +114,7 @@ class ModelRunner:
         tokens: list[int | None] = [None] * len(steps)
         for index, token in zip(drawing, drawn, strict=True):
             tokens[index] = token
-        return tokens
+        return StepResult(tokens)
 
     def release(self, sequence: SequenceId) -> None:
         """Nothing is kept: a sequence is its blocks, which are the scheduler's."""

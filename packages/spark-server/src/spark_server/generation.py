@@ -1,45 +1,33 @@
-"""The internal request, the internal deltas, and the way from one to the other.
+"""A request at the engine: its outputs become deltas.
 
-A protocol file lowers its body to a `GenerationRequest`; `Pipeline.start` renders, tokenises, checks and submits it, and
-returns once the engine took it (until then every refusal is a plain HTTP error). `Generation.deltas` then hands out
-`TextDelta`s and, last, one `Ending`. Text is known only here, so stop strings are found here; the engine knows ids.
+Text is known only here, so stop strings are found here; the engine knows ids.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 import anyio
 
-from spark_runtime.types import SamplingParams
-from spark_server.config import HttpConfig
-from spark_server.engine.client import EngineClient, EngineStream
-from spark_server.engine.frames import Output, Submit
-from spark_server.errors import (
-    EngineFailedError,
-    InvalidRequestError,
-    NotReadyError,
-    PromptTooLongError,
-    QueueFullError,
-    RequestTimeoutError,
-    ServerError,
+from spark_runtime.types import TokenLogprobs
+from spark_server.answer_format import AnswerParser
+from spark_server.engine.client import EngineStream
+from spark_server.engine.frames import Output
+from spark_server.errors import EngineFailedError, RequestTimeoutError, ServerError
+from spark_server.request import (
+    AnswerDelta,
+    ChatPrompt,
+    Delta,
+    Ending,
+    EndReason,
+    GenerationRequest,
+    PromptDelta,
+    Token,
+    ToolCallDelta,
 )
 from spark_server.stop_strings import StopMatcher
-
-EndReason = Literal["stop", "length", "timeout"]
-
-# A prompt up to this many characters is rendered and tokenised in about a millisecond, less than a thread's round trip
-# under load is worth; longer ones go to the executor so that the event loop never blocks.
-INLINE_CHARACTERS = 4096
-
-
-class Tokenizer(Protocol):
-    """What is needed of spark_model.tokenizer.Tokenizer."""
-
-    def encode(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]: ...
 
 
 class Detokenizer(Protocol):
@@ -50,130 +38,77 @@ class Detokenizer(Protocol):
     def finish(self) -> str: ...
 
 
-class ChatTemplate(Protocol):
-    """What is needed of spark_model.chat_template.ChatTemplate. Called from several threads."""
+class Vocabulary(Protocol):
+    """From ids to text.
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        **kwargs: Any,
-    ) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class ModelText:
-    """Between text and ids.
-
-    eos_token_ids        every id that ends a turn
-    create_detokenizer   called with at_start: the text begins here, and does not go on from a prompt's
-    chat_template        None: the model has none, so only prompts without messages work
+    create_detokenizer   at_start: the text begins here, and does not go on from a prompt's
     """
 
-    tokenizer: Tokenizer
-    eos_token_ids: Sequence[int]
-    create_detokenizer: Callable[[bool], Detokenizer]
-    chat_template: ChatTemplate | None
+    def create_detokenizer(self, *, at_start: bool, skip_special: bool) -> Detokenizer: ...
 
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """Messages as the chat template takes them, content as one string each."""
-
-    messages: Sequence[Mapping[str, Any]]
-    template_kwargs: Mapping[str, Any]
-    add_generation_prompt: bool = True
-
-    def num_characters(self) -> int:
-        return sum(len(str(message)) for message in self.messages)
-
-
-@dataclass(frozen=True, slots=True)
-class TextPrompt:
-    text: str
-
-    def num_characters(self) -> int:
-        return len(self.text)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenPrompt:
-    token_ids: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """One choice to generate, whatever protocol asked for it.
-
-    max_tokens    new tokens at most; None = as many as --max-output-tokens and the context allow, which bound it anyway
-    timeout_s     from `received`, a time.monotonic() value; 0 = none
-    """
-
-    prompt: ChatPrompt | TextPrompt | TokenPrompt
-    sampling: SamplingParams
-    max_tokens: int | None
-    stop_strings: Sequence[str]
-    stop_token_ids: Sequence[int]
-    ignore_eos: bool
-    min_tokens: int
-    timeout_s: float
-    received: float
-
-
-@dataclass(frozen=True, slots=True)
-class TextDelta:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """The last delta. completion_tokens counts the stop token, and nothing after a stop string."""
-
-    reason: EndReason
-    prompt_tokens: int
-    completion_tokens: int
-    stop_string: str | None = None
-
-
-Delta = TextDelta | Ending
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token spells, special tokens too."""
 
 
 class Generation:
     """One request at the engine. Read `deltas` once; `aclose` frees its slot, however far it came."""
 
-    def __init__(self, stream: EngineStream, text: ModelText, request: GenerationRequest, prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        stream: EngineStream,
+        vocabulary: Vocabulary,
+        request: GenerationRequest,
+        parser: AnswerParser,
+        prompt_ids: Sequence[int],
+    ) -> None:
         self._stream = stream
         self._outputs = stream.__aiter__()
-        self._detokenizer = text.create_detokenizer(isinstance(request.prompt, ChatPrompt))
+        self._vocabulary = vocabulary
+        self._request = request
+        self._parser = parser
+        self._prompt_ids = prompt_ids
+        self._detokenizer = vocabulary.create_detokenizer(
+            at_start=isinstance(request.prompt, ChatPrompt), skip_special=not request.shows_special
+        )
         self._matcher = StopMatcher(request.stop_strings)
-        self._min_tokens = request.min_tokens
-        self._prompt_tokens = prompt_tokens
+        self._wants_tokens = request.wants_tokens or request.sampling.num_logprobs is not None
+        self._tokens: list[Token] = []
         self._completion_tokens = 0
+        self._reasoning_tokens = 0
+        self._tool_calls: set[int] = set()
+        self._cached_tokens = 0
+        self._first_token_at: float | None = None
         self._first: Output | None = None
 
     async def wait_admitted(self) -> None:
         """Return when the engine took the request. Raises what it refused or failed with."""
         self._first = await self._next_output()
+        self._cached_tokens = self._first.cached_tokens
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """Every delta in order, one `Ending` last. Raises EngineFailedError, RequestTimeoutError or ServerError instead."""
         assert self._first is not None, "wait_admitted comes first"
         output = self._first
+        if self._request.echo:
+            prompt, output = await self._read_prompt(output)
+            yield prompt
         while True:
-            text, stop = self._show(output)
+            deltas, stop = self._show(output)
             if stop is None and output.finish is not None:
                 tail, stop = self._finish()
-                text += tail
-            if text:
-                yield TextDelta(text)
+                deltas += tail
+            for delta in self._with_tokens(deltas):
+                yield delta
             if stop is not None:
                 await self.aclose()
-                yield self._ending("stop", stop)
+                for delta in self._with_tokens(self._parser.finish()):
+                    yield delta
+                yield self._ending("stop", output, stop)
                 return
             if output.finish is not None:
-                yield self._ending(_end_reason(output), None)
+                for delta in self._with_tokens(self._parser.finish()):
+                    yield delta
+                yield self._ending(_end_reason(output), output, None)
                 return
             output = await self._next_output()
 
@@ -193,29 +128,108 @@ class Generation:
             raise RequestTimeoutError("the request's time ran out before it produced a token")
         return output
 
-    def _show(self, output: Output) -> tuple[str, str | None]:
-        """The text of one output, token by token: tokens after the one that completes a stop string do not count."""
-        hidden = 1 if output.stop_token_id is not None else 0
-        shown: list[str] = []
-        for token_id in output.token_ids[: len(output.token_ids) - hidden]:
-            self._completion_tokens += 1
-            piece = self._detokenizer.push([token_id])
-            if self._completion_tokens < self._min_tokens:
-                shown.append(piece)
-                continue
-            text, stop = self._matcher.push(piece)
-            shown.append(text)
+    async def _read_prompt(self, output: Output) -> tuple[PromptDelta, Output]:
+        """The prompt with the log probabilities that come before the first token, and the output that has that token."""
+        logprobs: list[TokenLogprobs] = list(output.prompt_logprobs)
+        if self._request.sampling.num_prompt_logprobs is not None:
+            while not output.token_ids and output.finish is None:
+                output = await self._next_output()
+                logprobs += output.prompt_logprobs
+        detokenizer = self._vocabulary.create_detokenizer(at_start=True, skip_special=not self._request.shows_special)
+        text = detokenizer.push(self._prompt_ids) + detokenizer.finish()
+        tokens = [self._token(self._prompt_ids[0], None)]
+        found = iter(logprobs)
+        tokens += [self._token(token_id, next(found, None)) for token_id in self._prompt_ids[1:]]
+        return PromptDelta(text, tuple(tokens)), output
+
+    def _token(self, token_id: int, logprobs: TokenLogprobs | None) -> Token:
+        spell = self._vocabulary.token_bytes
+        if logprobs is None:
+            return Token(token_id, spell(token_id))
+        top = tuple((other, spell(other), logprob) for other, logprob in logprobs.top)
+        return Token(token_id, spell(token_id), logprobs.logprob, top)
+
+    def _show(self, output: Output) -> tuple[list[AnswerDelta], str | None]:
+        """What one output says, token by token: tokens after the one that completes a stop string do not count."""
+        if output.token_ids and self._first_token_at is None:
+            self._first_token_at = time.monotonic()
+        hidden = 1 if output.stop_token_id is not None and not self._request.shows_special else 0
+        num_shown = len(output.token_ids) - hidden
+        deltas: list[AnswerDelta] = []
+        for place, token_id in enumerate(output.token_ids):
+            self._count(token_id, output.logprobs[place] if output.logprobs else None)
+            if place >= num_shown:
+                break
+            text, stop = self._find_stop(self._detokenizer.push([token_id]))
+            deltas += self._read(text)
             if stop is not None:
-                return "".join(shown), stop
-        self._completion_tokens += hidden
-        return "".join(shown), None
+                return deltas, stop
+        return deltas, None
 
-    def _finish(self) -> tuple[str, str | None]:
-        text, stop = self._matcher.push(self._detokenizer.finish())
-        return (text, stop) if stop is not None else (text + self._matcher.finish(), None)
+    def _count(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        self._completion_tokens += 1
+        self._reasoning_tokens += self._parser.is_reasoning
+        if self._wants_tokens:
+            self._tokens.append(self._token(token_id, logprobs))
 
-    def _ending(self, reason: EndReason, stop_string: str | None) -> Ending:
-        return Ending(reason, self._prompt_tokens, self._completion_tokens, stop_string)
+    def _find_stop(self, piece: str) -> tuple[str, str | None]:
+        """The text to show now and the stop string that ended it."""
+        if self._completion_tokens < self._request.min_tokens:
+            return piece, None
+        text, stop = self._matcher.push(piece)
+        return (text + stop if stop is not None and self._request.include_stop else text), stop
+
+    def _finish(self) -> tuple[list[AnswerDelta], str | None]:
+        text, stop = self._find_stop(self._detokenizer.finish())
+        return self._read(text if stop is not None else text + self._matcher.finish()), stop
+
+    def _read(self, text: str) -> list[AnswerDelta]:
+        deltas = self._parser.push(text) if text else []
+        self._tool_calls.update(delta.index for delta in deltas if isinstance(delta, ToolCallDelta))
+        return deltas
+
+    def _with_tokens(self, deltas: Iterable[AnswerDelta]) -> Iterator[AnswerDelta]:
+        """Neighbours of one kind joined, the tokens that came with them on the first."""
+        for delta in _join(deltas):
+            if isinstance(delta, ToolCallDelta):
+                self._tool_calls.add(delta.index)
+            if self._tokens:
+                delta = replace(delta, tokens=tuple(self._tokens))
+                self._tokens.clear()
+            yield delta
+
+    def _ending(self, reason: EndReason, output: Output, stop_string: str | None) -> Ending:
+        received = self._request.received
+        return Ending(
+            reason,
+            len(self._prompt_ids),
+            self._completion_tokens,
+            stop_string=stop_string,
+            stop_token_id=None if stop_string is not None else output.stop_token_id,
+            num_tool_calls=len(self._tool_calls),
+            cached_tokens=self._cached_tokens,
+            reasoning_tokens=self._reasoning_tokens,
+            ttft_s=0.0 if self._first_token_at is None else self._first_token_at - received,
+            generation_s=time.monotonic() - received,
+            tokens=tuple(self._tokens),
+        )
+
+
+def _join(deltas: Iterable[AnswerDelta]) -> list[AnswerDelta]:
+    """One delta for neighbours that say the same kind of thing."""
+    joined: list[AnswerDelta] = []
+    for delta in deltas:
+        last = joined[-1] if joined else None
+        if isinstance(delta, ToolCallDelta):
+            if isinstance(last, ToolCallDelta) and last.index == delta.index and delta.name is None:
+                joined[-1] = replace(last, arguments=last.arguments + delta.arguments)
+            else:
+                joined.append(delta)
+        elif last is not None and not isinstance(last, ToolCallDelta) and type(last) is type(delta):
+            joined[-1] = replace(last, text=last.text + delta.text)
+        else:
+            joined.append(delta)
+    return joined
 
 
 async def merge_deltas(generations: Sequence[Generation]) -> AsyncIterator[tuple[int, Delta]]:
@@ -257,143 +271,3 @@ async def close_generations(generations: Sequence[Generation]) -> None:
 def _end_reason(output: Output) -> EndReason:
     assert output.finish in ("stop", "length", "timeout"), "other endings were raised"
     return output.finish
-
-
-class Pipeline:
-    """From internal requests to running generations. One event loop; text work may run in the executor."""
-
-    def __init__(self, engine: EngineClient, text: ModelText, config: HttpConfig, executor: Executor) -> None:
-        self._engine = engine
-        self._text = text
-        self._config = config
-        self._executor = executor
-        self._num_waiting = 0
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests submitted and not yet taken by the engine."""
-        return self._num_waiting
-
-    async def start(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """Render, tokenise, check and submit all requests or none, and return when the engine took them.
-
-        Raises NotReadyError, QueueFullError, InvalidRequestError, PromptTooLongError, TemplateError, RequestTimeoutError
-        and EngineFailedError; nothing then stays behind in the engine.
-        """
-        self._check_room(len(requests))  # before the work of tokenising
-        prompts = [await self._encode(request.prompt) for request in requests]
-        submits = [self._to_submit(request, ids) for request, ids in zip(requests, prompts, strict=True)]
-        self._check_room(len(requests))
-        generations: list[Generation] = []
-        try:
-            for request, submit in zip(requests, submits, strict=True):
-                stream = self._engine.submit(submit)
-                generations.append(Generation(stream, self._text, request, len(submit.token_ids)))
-            await self._wait_admitted(generations)
-        except BaseException:
-            await close_generations(generations)
-            raise
-        return generations
-
-    async def _wait_admitted(self, generations: Sequence[Generation]) -> None:
-        waiting = len(generations)
-        self._num_waiting += waiting
-        try:
-            for generation in generations:
-                await generation.wait_admitted()
-                self._num_waiting -= 1
-                waiting -= 1
-        finally:
-            self._num_waiting -= waiting
-
-    def _check_room(self, num_requests: int) -> None:
-        if self._engine.state != "ready":
-            raise NotReadyError(f"the model is not ready: the engine is {self._engine.state}")
-        depth = self._config.max_queue_depth
-        if depth and num_requests > depth:
-            raise InvalidRequestError(
-                f"{num_requests} prompts in one request, at most {depth} may wait (--max-queue-depth)"
-            )
-        if depth and self._num_waiting + num_requests > depth:
-            raise QueueFullError(
-                f"{self._num_waiting} requests wait, the limit is {depth} (--max-queue-depth); try again later"
-            )
-
-    async def _encode(self, prompt: ChatPrompt | TextPrompt | TokenPrompt) -> list[int]:
-        if isinstance(prompt, TokenPrompt):
-            return list(prompt.token_ids)
-        if prompt.num_characters() <= INLINE_CHARACTERS:
-            return encode_prompt(self._text, prompt)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, encode_prompt, self._text, prompt)
-
-    def _to_submit(self, request: GenerationRequest, token_ids: list[int]) -> Submit:
-        """Check lengths and ids against the model and make the engine's frame."""
-        ready = self._engine.ready
-        context = self._config.max_model_len if ready is None else min(self._config.max_model_len, ready.max_model_len)
-        room = context - len(token_ids)
-        if not token_ids:
-            raise InvalidRequestError("the prompt has no tokens, expected at least one", param=_prompt_param(request))
-        if room < 1:
-            raise PromptTooLongError(
-                f"the prompt has {len(token_ids)} tokens, the context is {context} (--max-seq-len) "
-                "and must hold one new token too",
-                param=_prompt_param(request),
-            )
-        if ready is not None:
-            _check_ids(token_ids, ready.vocab_size, _prompt_param(request))
-            _check_ids(request.stop_token_ids, ready.vocab_size, "stop_token_ids")
-        eos = () if request.ignore_eos else self._text.eos_token_ids
-        ceiling = min(self._config.max_output_tokens, room)
-        max_tokens = ceiling if request.max_tokens is None else min(request.max_tokens, ceiling)
-        return Submit(
-            request_id=self._engine.new_request_id(),
-            token_ids=token_ids,
-            max_tokens=max_tokens,
-            temperature=request.sampling.temperature,
-            top_p=request.sampling.top_p,
-            top_k=request.sampling.top_k,
-            min_p=request.sampling.min_p,
-            seed=request.sampling.seed,
-            stop_token_ids=sorted({*eos, *request.stop_token_ids}),
-            min_tokens=min(request.min_tokens, max_tokens),
-            deadline_s=_remaining(request),
-        )
-
-
-def encode_prompt(text: ModelText, prompt: ChatPrompt | TextPrompt) -> list[int]:
-    """A chat template writes BOS itself; a plain prompt gets what the tokenizer puts in front.
-
-    Raises TemplateError when the template refuses the conversation, InvalidRequestError when there is no template.
-    """
-    if isinstance(prompt, TextPrompt):
-        return text.tokenizer.encode(prompt.text, add_special=True)
-    if text.chat_template is None:
-        raise InvalidRequestError(
-            "the model has no chat template; use /v1/completions or start the server with --chat-template",
-            param="messages",
-        )
-    rendered = text.chat_template.render(
-        prompt.messages, add_generation_prompt=prompt.add_generation_prompt, **prompt.template_kwargs
-    )
-    return text.tokenizer.encode(rendered, add_special=False)
-
-
-def _prompt_param(request: GenerationRequest) -> str:
-    return "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"
-
-
-def _check_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
-    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
-        wrong = next(token for token in token_ids if not 0 <= token < vocab_size)
-        raise InvalidRequestError(f"{param} has token id {wrong}, the vocabulary is 0 to {vocab_size - 1}", param=param)
-
-
-def _remaining(request: GenerationRequest) -> float:
-    """Seconds left of the request's time; 0 = no limit."""
-    if not request.timeout_s:
-        return 0.0
-    remaining = request.received + request.timeout_s - time.monotonic()
-    if remaining <= 0:
-        raise RequestTimeoutError("the request's time ran out before it reached the engine")
-    return remaining

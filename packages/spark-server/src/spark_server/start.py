@@ -6,11 +6,12 @@ from spark_model.chat_template import load_chat_template
 from spark_model.data import data_folder
 from spark_model.detokenizer import IncrementalDetokenizer
 from spark_model.facts import read_facts
-from spark_model.tokenizer import load_tokenizer
+from spark_model.tokenizer import Tokenizer, load_tokenizer
+from spark_server.answer_format import AnswerFormat
 from spark_server.config import ServeConfig
 from spark_server.engine.supervisor import EngineSupervisor
-from spark_server.generation import ModelText
 from spark_server.http.server import serve
+from spark_server.pipeline import ModelText
 
 
 def run(config: ServeConfig) -> int:
@@ -32,6 +33,18 @@ def load_text(config: ServeConfig) -> ModelText:
     return ModelText(
         tokenizer=tokenizer,
         eos_token_ids=sorted({*tokenizer.eos_token_ids, *read_facts(config.checkpoint).eos_token_ids}),
-        create_detokenizer=lambda at_start: IncrementalDetokenizer(tokenizer, at_start=at_start),
+        vocabulary=_Vocabulary(tokenizer),
         chat_template=template,
+        answer_format=AnswerFormat(),
     )
+
+
+class _Vocabulary:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def create_detokenizer(self, *, at_start: bool, skip_special: bool) -> IncrementalDetokenizer:
+        return IncrementalDetokenizer(self._tokenizer, at_start=at_start, skip_special=skip_special)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._tokenizer.join_bytes([token_id], skip_special=False)

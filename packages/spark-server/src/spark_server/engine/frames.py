@@ -8,32 +8,37 @@ from typing import Literal
 
 import msgspec
 
+from spark_runtime.types import SamplingParams, TokenLogprobs
+
 FinishReason = Literal["stop", "length", "timeout", "abort", "error"]
 
 
 class Submit(msgspec.Struct, tag="submit", frozen=True, omit_defaults=True):
     """A request for the engine.
 
-    request_id       unique while the HTTP process lives
-    token_ids        the prompt
-    max_tokens       new tokens at most; the HTTP process has bounded it by the context already
-    stop_token_ids   ids that end the sequence: EOS (unless ignore_eos) and the client's own
-    min_tokens       while fewer tokens were made, stop_token_ids may not be drawn
-    deadline_s       seconds from now until the request ends with "timeout"; 0 = none
+    request_id         unique while the HTTP process lives
+    token_ids          the prompt
+    max_tokens         new tokens at most; the HTTP process has bounded it by the context already
+    stop_token_ids     ids that end the sequence: EOS (unless ignore_eos) and the client's own
+    min_tokens         while fewer tokens were made, stop_token_ids may not be drawn
+    deadline_s         seconds from now until the request ends with "timeout"; 0 = none
+    priority           smaller goes first among those who wait; equal ones in order of arrival
+    grammar            llguidance grammar that the answer follows; None = none. It begins after the reasoning
+    reasoning_end_ids  the ids that close the reasoning which the prompt opened; empty = the answer begins at once
+    thinking_budget    reasoning tokens until reasoning_end_ids are forced; None = no limit
     """
 
     request_id: int
     token_ids: list[int]
     max_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int = 0
+    sampling: SamplingParams = SamplingParams()
     stop_token_ids: list[int] = []
     min_tokens: int = 0
     deadline_s: float = 0.0
     priority: int = 0
+    grammar: str | None = None
+    reasoning_end_ids: list[int] = []
+    thinking_budget: int | None = None
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):
@@ -83,6 +88,10 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
 
     The stop token itself is in token_ids (it is counted in usage, its text is not shown).
     A request's first output comes from the step that admitted it; its token_ids are empty while the prompt is not done.
+
+    logprobs         one for each of token_ids where the request asked for them, else empty
+    prompt_logprobs  of the next tokens of the prompt, its second first; all of them come before the first new token
+    cached_tokens    tokens of the prompt that came from the prefix cache; only the first output's counts
     """
 
     request_id: int
@@ -90,6 +99,9 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     finish: FinishReason | None = None
     stop_token_id: int | None = None
     error: str | None = None
+    logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs] = []
+    cached_tokens: int = 0
 
 
 class StepFrame(msgspec.Struct, tag="step", frozen=True):

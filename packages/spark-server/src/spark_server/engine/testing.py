@@ -12,7 +12,7 @@ import msgspec
 
 from spark_model.checkpoint import Checkpoint
 from spark_runtime.errors import DeviceError
-from spark_runtime.types import BlockId, SamplingParams, SequenceId, SequenceStep
+from spark_runtime.types import BlockId, SamplingParams, SequenceId, SequenceStep, StepResult
 from spark_server.config import EngineConfig, SchedulerConfig
 from spark_server.engine.loading import LoadedModel
 
@@ -70,7 +70,7 @@ class ScriptedRunner:
     def vocab_size(self) -> int:
         return self._options.vocab_size
 
-    def step(self, steps: Sequence[SequenceStep]) -> list[int | None]:
+    def step(self, steps: Sequence[SequenceStep]) -> StepResult:
         self._num_steps += 1
         if self._options.step_delay_s:
             time.sleep(self._options.step_delay_s)
@@ -80,7 +80,7 @@ class ScriptedRunner:
         assert len({step.sequence for step in steps}) == len(steps), "a sequence is twice in one step"
         if self._records:
             self.steps.append(list(steps))
-        return [self._run(step) for step in steps]
+        return StepResult([self._run(step) for step in steps])
 
     def release(self, sequence: SequenceId) -> None:
         self.released.append(sequence)

@@ -1,18 +1,15 @@
 """Reading a request's body within its limit."""
 
 import asyncio
-from concurrent.futures import Executor
-from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from spark_server.http.errors import BodyTooLargeError, ClientGoneError
-from spark_server.protocols.openai_body import OpenAiBody, decode_body
+from spark_server.http.services import services_of
+from spark_server.protocols.body import Body, decode_body
 
 # Decoding this much JSON takes about a millisecond; more goes to the executor so that the event loop never blocks.
 INLINE_BYTES = 256 * 1024
-
-Body = TypeVar("Body", bound=OpenAiBody)
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
@@ -33,8 +30,18 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     return b"".join(chunks)
 
 
-async def decode_in_executor(data: bytes, kind: type[Body], executor: Executor) -> Body:
-    """Like decode_body, with large bodies off the event loop."""
+async def read_request(request: Request, kind: type[Body]) -> Body:
+    """Read and decode the body of a request that makes work; its unknown keys are counted.
+
+    Raises ShuttingDownError when the server drains, and what read_body and decode_body raise.
+    """
+    services = services_of(request)
+    data = await services.drain.until_cut(read_body(request, services.config.max_body_bytes))
+    services.drain.check_admitting()
     if len(data) <= INLINE_BYTES:
-        return decode_body(data, kind)
-    return await asyncio.get_running_loop().run_in_executor(executor, decode_body, data, kind)
+        body, unknown = decode_body(data, kind)
+    else:
+        loop = asyncio.get_running_loop()
+        body, unknown = await loop.run_in_executor(services.executor, decode_body, data, kind)
+    services.unknown_keys.count(request.scope["path"], unknown)
+    return body

@@ -4,20 +4,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from spark_server.generation import close_generations
-from spark_server.http.body import decode_in_executor, read_body
+from spark_server.http.body import read_request
 from spark_server.http.errors import error_frames
 from spark_server.http.services import Services, services_of
 from spark_server.http.sse import EventStream
-from spark_server.protocols.openai_body import includes_usage, served_name
+from spark_server.protocols.body import served_name
+from spark_server.protocols.openai_body import includes_usage
 from spark_server.protocols.openai_chat import ChatBody, ChatCompletion, lower_chat, raise_chunks, raise_completion
 from spark_server.protocols.openai_response import ResponseHead, create_head, encode_json
 
 
 async def create_chat_completion(request: Request) -> Response:
     services = services_of(request)
-    data = await services.drain.until_cut(read_body(request, services.config.max_body_bytes))
-    services.drain.check_admitting()
-    body = await decode_in_executor(data, ChatBody, services.executor)
+    body = await read_request(request, ChatBody)
     head = create_head("chatcmpl", served_name(body.model, services.config))
     include_usage = includes_usage(body)
     if not body.stream:

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from spark_server.http.services import Services, services_of
-from spark_server.protocols.openai_body import served_name
+from spark_server.protocols.body import served_name
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

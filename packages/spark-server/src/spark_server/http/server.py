@@ -24,10 +24,10 @@ from spark_server import logs
 from spark_server.config import HttpConfig
 from spark_server.engine.client import EngineClient
 from spark_server.errors import StartupError
-from spark_server.generation import ModelText, Pipeline
 from spark_server.http.app import create_app
 from spark_server.http.drain import Drain
 from spark_server.http.services import Services
+from spark_server.pipeline import ModelText, Pipeline
 
 logger = logs.get_logger()
 

@@ -2,16 +2,17 @@
 
 from collections.abc import Awaitable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
 from starlette.requests import Request
 
 from spark_server.config import HttpConfig
 from spark_server.engine.client import EngineClient
-from spark_server.generation import Pipeline
 from spark_server.http.disconnect import while_connected
 from spark_server.http.drain import Drain
+from spark_server.pipeline import Pipeline
+from spark_server.protocols.body import UnknownKeys
 
 Result = TypeVar("Result")
 
@@ -26,6 +27,7 @@ class Services:
     executor: Executor
     drain: Drain
     started: int
+    unknown_keys: UnknownKeys = field(default_factory=UnknownKeys)
 
     async def run(self, request: Request, work: Awaitable[Result]) -> Result:
         """Await `work` for a client. Raises ClientGoneError when it goes, ShuttingDownError when the drain is over."""

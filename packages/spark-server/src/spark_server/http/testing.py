@@ -14,15 +14,16 @@ from hypercorn.typing import Framework
 from starlette.applications import Starlette
 
 from spark_model.errors import TemplateError
+from spark_server.answer_format import AnswerFormat
 from spark_server.config import HttpConfig, SamplingDefaults
 from spark_server.engine.client import EngineState
 from spark_server.engine.frames import EngineStats, FinishReason, Output, Ready, Submit
 from spark_server.errors import EngineFailedError, NotReadyError
-from spark_server.generation import ModelText, Pipeline, Tokenizer
 from spark_server.http.app import create_app
 from spark_server.http.drain import Drain
 from spark_server.http.server import bind_socket
 from spark_server.http.services import Services
+from spark_server.pipeline import ModelText, Pipeline, Tokenizer
 
 EOS = 256  # the byte tokenizer's ids are the bytes, and this
 VOCAB_SIZE = 257
@@ -40,7 +41,7 @@ class ByteTokenizer:
 class ByteDetokenizer:
     """Holds bytes back until they are whole characters."""
 
-    def __init__(self, at_start: bool = True) -> None:
+    def __init__(self) -> None:
         self._bytes = b""
 
     def push(self, ids: Sequence[int]) -> str:
@@ -54,6 +55,16 @@ class ByteDetokenizer:
     def finish(self) -> str:
         text, self._bytes = self._bytes.decode(errors="replace"), b""
         return text
+
+
+class ByteVocabulary:
+    """Each id is its byte; EOS spells "<eos>"."""
+
+    def create_detokenizer(self, *, at_start: bool, skip_special: bool) -> ByteDetokenizer:
+        return ByteDetokenizer()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"<eos>" if token_id == EOS else bytes([token_id])
 
 
 class LineTemplate:
@@ -228,9 +239,11 @@ def create_config(**changes: Any) -> HttpConfig:
     return replace(config, **changes)
 
 
-def create_text(tokenizer: Tokenizer | None = None, *, has_template: bool = True) -> ModelText:
+def create_text(
+    tokenizer: Tokenizer | None = None, *, has_template: bool = True, answer_format: AnswerFormat | None = None
+) -> ModelText:
     template = LineTemplate() if has_template else None
-    return ModelText(tokenizer or ByteTokenizer(), (EOS,), ByteDetokenizer, template)
+    return ModelText(tokenizer or ByteTokenizer(), ByteVocabulary(), (EOS,), template, answer_format or AnswerFormat())
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from msgspec import UNSET, UnsetType
 
 from spark_server.config import HttpConfig
 from spark_server.errors import InvalidRequestError
-from spark_server.generation import ChatPrompt, Delta, Ending, EndReason, GenerationRequest, TextDelta
 from spark_server.protocols.openai_body import UNAVAILABLE, OpenAiBody, lower_body, refuse_unavailable
 from spark_server.protocols.openai_response import (
     DONE_FRAME,
@@ -18,6 +17,7 @@ from spark_server.protocols.openai_response import (
     encode_frame,
     sum_usage,
 )
+from spark_server.request import ChatPrompt, Delta, Ending, EndReason, GenerationRequest, TextDelta
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
@@ -223,7 +223,7 @@ async def raise_completion(head: ResponseHead, deltas: AsyncIterable[Delta]) -> 
     async for delta in deltas:
         if isinstance(delta, TextDelta):
             texts.append(delta.text)
-        else:
+        elif isinstance(delta, Ending):
             endings.append(delta)
     choice = Choice(message=Message(content="".join(texts)), finish_reason=endings[0].reason)
     return ChatCompletion(
@@ -246,6 +246,8 @@ async def raise_chunks(
     async for delta in deltas:
         if isinstance(delta, TextDelta):
             yield frame([ChunkChoice(delta=ChunkDelta(content=delta.text))])
+            continue
+        if not isinstance(delta, Ending):
             continue
         yield frame([ChunkChoice(delta=ChunkDelta(), finish_reason=delta.reason)])
         if include_usage:

@@ -11,7 +11,6 @@ from msgspec import UNSET, UnsetType
 
 from spark_server.config import HttpConfig
 from spark_server.errors import InvalidRequestError
-from spark_server.generation import Delta, Ending, EndReason, GenerationRequest, TextDelta, TextPrompt, TokenPrompt
 from spark_server.protocols.openai_body import UNAVAILABLE, OpenAiBody, lower_body, refuse_unavailable
 from spark_server.protocols.openai_response import (
     DONE_FRAME,
@@ -21,6 +20,7 @@ from spark_server.protocols.openai_response import (
     encode_frame,
     sum_usage,
 )
+from spark_server.request import Delta, Ending, EndReason, GenerationRequest, TextDelta, TextPrompt, TokenPrompt
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's; a chat goes on to the end of its turn instead
 
@@ -96,7 +96,7 @@ async def raise_completion(
     async for index, delta in deltas:
         if isinstance(delta, TextDelta):
             texts[index].append(delta.text)
-        else:
+        elif isinstance(delta, Ending):
             endings[index] = delta
     choices = [
         Choice(text="".join(texts[index]), index=index, finish_reason=endings[index].reason)
@@ -121,7 +121,7 @@ async def raise_chunks(
     async for index, delta in deltas:
         if isinstance(delta, TextDelta):
             yield frame([Choice(text=delta.text, index=index, finish_reason=None)])
-        else:
+        elif isinstance(delta, Ending):
             endings.append(delta)
             yield frame([Choice(text="", index=index, finish_reason=delta.reason)])
     if include_usage:

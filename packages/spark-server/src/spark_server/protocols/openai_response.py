@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from spark_server.generation import Ending
+from spark_server.request import Ending
 
 SYSTEM_FINGERPRINT = "fp_spark"
 DONE_FRAME = b"data: [DONE]\n\n"

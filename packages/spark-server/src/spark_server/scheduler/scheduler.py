@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 from spark_runtime.kvcache.blocks import BlockAllocator
-from spark_runtime.types import Runner, SequenceId, SequenceStep
+from spark_runtime.types import Runner, SequenceId, SequenceStep, StepResult
 from spark_server.config import SchedulerConfig
 from spark_server.engine.frames import EngineStats, Output, Submit
 from spark_server.scheduler.admission import can_start, context_tokens, refusal
@@ -94,9 +94,9 @@ class Scheduler:
             self._policy.prefill_order(self._running), self._config.max_prefill_tokens, self._config.max_model_len
         )
         if batch:
-            tokens = self._runner.step(batch)
+            result = self._runner.step(batch)
             self._num_steps += 1
-            outputs.extend(self._take(batch, tokens))
+            outputs.extend(self._take(batch, result))
         # A request that made a token in the step that admitted it has said so; the others say that they run.
         outputs.extend(Output(sequence.id, []) for sequence in admitted if sequence.num_made == 0)
         return outputs
@@ -130,8 +130,8 @@ class Scheduler:
             self._running[sequence.id] = sequence
         return admitted
 
-    def _take(self, batch: Sequence[SequenceStep], tokens: Sequence[int | None]) -> Iterator[Output]:
-        for step, token in zip(batch, tokens, strict=True):
+    def _take(self, batch: Sequence[SequenceStep], result: StepResult) -> Iterator[Output]:
+        for step, token in zip(batch, result.tokens, strict=True):
             sequence = self._running[step.sequence]
             sequence.num_cached += len(step.token_ids)
             if (token is None) != (step.sampling is None):

@@ -47,13 +47,7 @@ class LiveSequence:
             max_tokens=max_tokens,
             min_tokens=request.min_tokens,
             stop_token_ids=tuple(request.stop_token_ids),
-            sampling=SamplingParams(
-                temperature=request.temperature,
-                top_p=request.top_p,
-                top_k=request.top_k,
-                min_p=request.min_p,
-                seed=request.seed,
-            ),
+            sampling=request.sampling,
             deadline=now + request.deadline_s if request.deadline_s > 0 else None,
             block_size=block_size,
             # The last token drawn is never run, so it needs no place in the cache.
@@ -100,7 +94,14 @@ class LiveSequence:
 
     def decode_step(self) -> SequenceStep:
         return SequenceStep(
-            self.id, (self.token_ids[-1],), self.num_cached, self.block_ids, self.sampling, self._forbidden_now()
+            self.id,
+            (self.token_ids[-1],),
+            self.num_cached,
+            self.block_ids,
+            self.sampling,
+            self._forbidden_now(),
+            self.token_ids,
+            self.num_prompt,
         )
 
     def prefill_step(self, num_tokens: int) -> SequenceStep:
@@ -114,6 +115,8 @@ class LiveSequence:
             self.block_ids,
             self.sampling if is_last else None,
             self._forbidden_now() if is_last else (),
+            self.token_ids,
+            self.num_prompt,
         )
 
     def take(self, token: int) -> FinishReason | None:
