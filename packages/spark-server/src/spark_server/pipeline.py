@@ -6,10 +6,10 @@ refusal is a plain HTTP error.
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from spark_server.answer_format import AnswerFormat, AnswerPlan
 from spark_server.config import HttpConfig
@@ -23,6 +23,7 @@ from spark_server.errors import (
     RequestTimeoutError,
 )
 from spark_server.generation import Generation, Vocabulary, close_generations
+from spark_server.messages import ChatTemplate
 from spark_server.request import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 
 # A prompt up to this many characters is rendered and tokenised in about a millisecond, less than a thread's round trip
@@ -34,19 +35,6 @@ class Tokenizer(Protocol):
     """What is needed of spark_model.tokenizer.Tokenizer."""
 
     def encode(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]: ...
-
-
-class ChatTemplate(Protocol):
-    """What is needed of spark_model.chat_template.ChatTemplate. Called from several threads."""
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        **kwargs: Any,
-    ) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)

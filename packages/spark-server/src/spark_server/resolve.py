@@ -82,7 +82,7 @@ def resolve(
         origin["max_seq_len"] = "checkpoint"
     config = ServeConfig(
         checkpoint=checkpoint,
-        http=_http_config(merged, model_name, max_model_len, sampling),
+        http=_http_config(merged, model_name, max_model_len, sampling, model_toml),
         engine=_engine_config(merged, checkpoint, machine, max_model_len, memory_bound_bytes, kv_cache_bytes),
         log_level=_settled(merged.options.server.log_level),
         origin=origin,
@@ -108,7 +108,9 @@ def _given(value: T | Unset, otherwise: T) -> T:
     return otherwise if value is UNSET else value
 
 
-def _http_config(merged: Merged, model_name: str, max_model_len: int, sampling: SamplingDefaults) -> HttpConfig:
+def _http_config(
+    merged: Merged, model_name: str, max_model_len: int, sampling: SamplingDefaults, model_toml: ModelToml | None
+) -> HttpConfig:
     server, template = merged.options.server, merged.options.template
     names = _given(merged.options.model.model_name, model_name).split(",")
     disable_thinking = _given(template.disable_thinking, False)
@@ -130,6 +132,10 @@ def _http_config(merged: Merged, model_name: str, max_model_len: int, sampling: 
         chat_template_kwargs=chat_template_kwargs,
         sampling=sampling,
         disable_thinking=disable_thinking,
+        thinking_default=None if model_toml is None else model_toml.thinking_default,
+        max_thinking_budget=_given(
+            template.max_thinking_budget, None if model_toml is None else model_toml.max_thinking_budget
+        ),
     )
 
 
