@@ -24,7 +24,10 @@ REFUSES_LATE = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
     "{{ raise_exception('System message must be at the beginning.') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 )
-LOSES_LATE = "{% for m in messages %}{% if m.role != 'system' or loop.first %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
+LOSES_LATE = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}"
+    "<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
+)
 MOVES_LATE = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% endif %}{% endfor %}"
     "{% for m in messages %}{% if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"

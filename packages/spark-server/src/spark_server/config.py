@@ -33,6 +33,7 @@ class HttpConfig:
     disable_thinking      enable_thinking is false whatever a request says (chat_template_kwargs has it false too)
     thinking_default      whether to think where nobody says; None = as the template does
     max_thinking_budget   reasoning tokens of a request that names no number; None = no limit
+    system_fingerprint    stands in OpenAI's answers; another model or build has another one
     """
 
     host: str
@@ -51,6 +52,7 @@ class HttpConfig:
     disable_thinking: bool = False
     thinking_default: bool | None = None
     max_thinking_budget: int | None = None
+    system_fingerprint: str = "fp_spark"
 
 
 @dataclass(frozen=True, slots=True)
