@@ -299,6 +299,9 @@ async def openai_client(rig: Rig) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
+USER: Any = {"role": "user", "content": "x"}
+
+
 def echo(request: Submit) -> Any:
     """Answers with the prompt's own words."""
     return answer(bytes(request.token_ids).decode().upper())(request)
