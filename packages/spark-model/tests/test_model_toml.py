@@ -16,6 +16,9 @@ model_type = "llama"
 [sampling.non_thinking]
 temperature = 0.5
 top_k = 7
+[behavior]
+thinking_default = false
+max_thinking_budget = 9
 """
 
 
@@ -43,6 +46,7 @@ def test_read_model_toml_gives_every_field(tmp_path: Path) -> None:
     assert (read.name, read.hf_id, read.match_names) == ("Tiny", "", ("tiny",))
     assert [(entry.model_type, entry.hidden_size) for entry in read.model_types] == [("llama", None)]
     assert read.sampling == {"temperature": 0.5, "top_k": 7}
+    assert (read.thinking_default, read.max_thinking_budget) == (False, 9)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +66,13 @@ def test_read_model_toml_gives_every_field(tmp_path: Path) -> None:
         ('[[model_types]]\nmodel_type = "llama"\n', "", "[[model_types]] is missing"),
         ("0.5", '"0.5"', "`sampling.non_thinking.temperature`: expected a number, got '0.5'"),
         ("0.5", "true", "expected a number, got True"),
+        ("default = false", "default = 0", "`behavior.thinking_default`: expected true or false, got 0"),
+        ("budget = 9", "budget = -9", "`behavior.max_thinking_budget`: expected a whole number from 0 up, got -9"),
+        (
+            "max_think",
+            "max_thnk",
+            "unknown key `max_thnking_budget` in [behavior]; did you mean `max_thinking_budget`?",
+        ),
         ('name = "Tiny"\n', "", "`model.name` is missing"),
         ('["Tiny"]', '[""]', "expected a list of names"),
         ("[model]", "[model", "line 2"),

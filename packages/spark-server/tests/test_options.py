@@ -253,7 +253,7 @@ def test_unknown_flag_names_the_nearest() -> None:
             ["--default-chat-template-kwargs: unknown key 'enable_thinkin'; did you mean enable_thinking?"],
         ),
         (["--default-chat-template-kwargs", '{"reasoning_effort": "hgih"}'], None),
-        (["--default-chat-template-kwargs", '{"thinking_budget": 5}'], None),
+        (["--default-chat-template-kwargs", '{"thinking_budget": -5}'], None),
         (["--default-chat-template-kwargs", '{"enable_thinking": 1}'], None),
     ],
 )

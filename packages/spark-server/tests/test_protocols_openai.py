@@ -9,8 +9,8 @@ from spark_server.errors import InvalidRequestError, ModelNameError
 from spark_server.http.testing import create_config
 from spark_server.protocols.body import decode_body, served_name
 from spark_server.protocols.openai_body import IGNORED_FIELDS, includes_usage
-from spark_server.protocols.openai_chat import CHAT_UNAVAILABLE, ChatBody, lower_chat
-from spark_server.protocols.openai_completions import COMPLETION_UNAVAILABLE, CompletionBody, lower_completion
+from spark_server.protocols.openai_chat_request import CHAT_UNAVAILABLE, ChatBody, lower_chat
+from spark_server.protocols.openai_completion_request import COMPLETION_UNAVAILABLE, CompletionBody, lower_completion
 from spark_server.request import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 
 USER = {"role": "user", "content": "hi"}
@@ -19,7 +19,8 @@ USER = {"role": "user", "content": "hi"}
 def lower(*, config: Any = None, **fields: Any) -> GenerationRequest:
     """`config` changes fields of the configuration."""
     body = {"messages": [USER], **fields}
-    return lower_chat(decode_body(json.dumps(body).encode(), ChatBody)[0], create_config(**(config or {})))
+    [request] = lower_chat(decode_body(json.dumps(body).encode(), ChatBody)[0], create_config(**(config or {})))
+    return request
 
 
 def lower_prompts(**fields: Any) -> list[GenerationRequest]:
@@ -87,7 +88,7 @@ def test_lower_chat_sampling_spellings() -> None:
 
 def test_lower_chat_messages() -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": [1, "é"]}'}}
+    call: dict[str, Any] = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": [1, "é"]}'}}
     broken = {"id": "d", "type": "function", "function": {"name": "f", "arguments": '{"x": [1'}}
     lowered_call = {**call, "function": {"name": "f", "arguments": {"x": [1, "é"]}}}
     echoed: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, "annotations": [], "audio": None}
@@ -110,11 +111,10 @@ def test_lower_chat_template_kwargs() -> None:
     request = lower(
         config={"chat_template_kwargs": {"enable_thinking": True, "tone": "dry"}},
         enable_thinking=False,
-        reasoning_effort="low",
         chat_template_kwargs={"tone": "warm"},
         add_generation_prompt=False,
     )
-    kwargs = {"enable_thinking": False, "reasoning_effort": "low", "tone": "warm"}
+    kwargs = {"enable_thinking": False, "tone": "warm"}
     assert request.prompt == ChatPrompt([USER], kwargs, add_generation_prompt=False)
 
 
@@ -192,30 +192,18 @@ def test_lower_chat_refuses_images_by_name() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "neutral"),
-    [
-        ("n", 2, 1),
-        ("logprobs", True, False),
-        ("top_logprobs", 3, 0),
-        ("prompt_logprobs", 1, False),
-        ("response_format", {"type": "json_object"}, {"type": "text"}),
-        ("return_token_ids", True, False),
-        ("adapter", "x", None),
-        ("num_beams", 4, 1),
-        ("grammar", "root ::= x", None),
-        ("guided_json", {}, None),
-        ("guided_regex", "x", None),
-        ("guided_choice", ["x"], None),
-        ("guided_grammar", "x", None),
-        ("structured_outputs", {}, None),
-        ("tools", [{"type": "function"}], []),
-        ("tool_choice", "required", "none"),
-        ("functions", [{"name": "f"}], []),
-        ("function_call", {"name": "f"}, "auto"),
-        ("modalities", ["text", "audio"], ["text"]),
-    ],
-)
+CHAT_REFUSED: list[tuple[str, Any, Any]] = [
+    ("prompt_logprobs", 1, False),
+    ("adapter", "x", None),
+    ("num_beams", 4, 1),
+    ("functions", [{"name": "f"}], []),
+    ("function_call", {"name": "f"}, "auto"),
+    ("modalities", ["text", "audio"], ["text"]),
+    ("moderation", {"model": "x"}, None),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "neutral"), CHAT_REFUSED)
 def test_lower_chat_unavailable(name: str, value: object, neutral: object) -> None:
     message, param, code = refusal(**{name: value})
     assert message.startswith(f"'{name}'")
@@ -225,8 +213,7 @@ def test_lower_chat_unavailable(name: str, value: object, neutral: object) -> No
 
 
 def test_lower_chat_unavailable_cases_are_complete() -> None:
-    [mark] = test_lower_chat_unavailable.pytestmark  # type: ignore[attr-defined]  # set by the decorator
-    assert {case[0] for case in mark.args[1]} == set(CHAT_UNAVAILABLE)
+    assert {name for name, _, _ in CHAT_REFUSED} == set(CHAT_UNAVAILABLE)
 
 
 def test_lower_chat_ignores_known_and_unknown_fields() -> None:
@@ -264,9 +251,11 @@ def test_lower_completion_seeds() -> None:
         ({"prompt": [1, "a"]}, "mixes token ids with prompts"),
         ({"prompt": None}, "expected `str | array`, got `null`"),
         ({}, "missing required field `prompt`"),
-        ({"prompt": "x", "logprobs": 0}, "'logprobs' with value 0 is not available"),
+        ({"prompt": "x", "logprobs": 21}, "Invalid 'logprobs': 21 is above the maximum of 20"),
+        ({"prompt": "x", "logprobs": True}, "Invalid 'logprobs': true, expected a number"),
+        ({"prompt": "x", "max_tokens": 0}, "Invalid 'max_tokens': 0 is below the minimum of 1"),
+        ({"prompt": "x", "n": 17}, "Invalid 'n': 17 is above the maximum of 16"),
         ({"prompt": "x", "suffix": "y"}, "'suffix' is not available"),
-        ({"prompt": "x", "echo": True}, "'echo' with value True is not available"),
         ({"prompt": "x", "best_of": 3}, "'best_of' with value 3 is not available"),
     ],
 )
@@ -276,8 +265,9 @@ def test_lower_completion_refuses(fields: dict[str, Any], message: str) -> None:
 
 
 def test_lower_completion_neutral_values() -> None:
-    assert {"suffix", "echo", "best_of"} <= set(COMPLETION_UNAVAILABLE)
-    lower_prompts(prompt="x", suffix="", echo=False, best_of=1)
+    assert {"suffix", "best_of"} <= set(COMPLETION_UNAVAILABLE)
+    [request] = lower_prompts(prompt="x", suffix="", echo=False, best_of=1, logprobs=False)
+    assert (request.echo, request.sampling.num_logprobs) == (False, None)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,10 @@ from spark_model.checkpoint import ModelFacts
 from spark_model.data import data_folder
 from spark_model.errors import RecipeError
 
-_TABLES = ("model", "model_types", "sampling")
+_TABLES = ("model", "model_types", "behavior", "sampling")
 _MODEL_KEYS = ("name", "hf_id", "match_names")
 _MODEL_TYPE_KEYS = ("model_type", "hidden_size")
+_BEHAVIOR_KEYS = ("thinking_default", "max_thinking_budget")
 _PRESETS = ("non_thinking",)
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
 
@@ -38,6 +39,8 @@ class ModelToml:
     hf_id        the checkpoint that the file was written for; documentation
     match_names  parts of names, in lower case; a checkpoint has to carry one of them, unless there are none
     sampling     defaults for requests without thinking: some of temperature, top_p, top_k, min_p
+    thinking_default     whether to think where nobody says; None = as the template does
+    max_thinking_budget  as the option of this name; None = no limit
     """
 
     path: Path
@@ -46,6 +49,8 @@ class ModelToml:
     match_names: tuple[str, ...]
     model_types: tuple[ModelType, ...]
     sampling: Mapping[str, float]
+    thinking_default: bool | None = None
+    max_thinking_budget: int | None = None
 
     def specificity(self, facts: ModelFacts, names: Iterable[str]) -> int:
         """How well the file fits a checkpoint: 0 not at all, 1 by model type, 2 by model type and hidden size."""
@@ -90,6 +95,7 @@ def read_model_toml(path: Path) -> ModelToml:
     reader = _Reader(path)
     reader.refuse_unknown(content, _TABLES, "the file")
     model = reader.table(content, "model", _MODEL_KEYS)
+    behavior = reader.table(content, "behavior", _BEHAVIOR_KEYS)
     sampling = reader.table(content, "sampling", _PRESETS)
     preset = reader.table(sampling, "non_thinking", _SAMPLING_KEYS, where="sampling.non_thinking")
     return ModelToml(
@@ -99,6 +105,8 @@ def read_model_toml(path: Path) -> ModelToml:
         match_names=reader.match_names(model),
         model_types=reader.model_types(content),
         sampling={key: reader.number(value, f"sampling.non_thinking.{key}") for key, value in preset.items()},
+        thinking_default=reader.flag(behavior, "thinking_default", "behavior"),
+        max_thinking_budget=reader.count(behavior, "max_thinking_budget", "behavior"),
     )
 
 
@@ -135,6 +143,18 @@ class _Reader:
     def number(self, value: Any, where: str) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise RecipeError(f"{self._path}: `{where}`: expected a number, got {value!r}")
+        return value
+
+    def flag(self, table: Mapping[str, Any], key: str, where: str) -> bool | None:
+        value = table.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise RecipeError(f"{self._path}: `{where}.{key}`: expected true or false, got {value!r}")
+        return value
+
+    def count(self, table: Mapping[str, Any], key: str, where: str) -> int | None:
+        value = table.get(key)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+            raise RecipeError(f"{self._path}: `{where}.{key}`: expected a whole number from 0 up, got {value!r}")
         return value
 
     def match_names(self, model: Mapping[str, Any]) -> tuple[str, ...]:

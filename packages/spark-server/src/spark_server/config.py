@@ -31,6 +31,9 @@ class HttpConfig:
     max_output_tokens     ceiling of a request's new tokens, and the limit of a request that names none
     chat_template_kwargs  template variables for requests that do not set them
     disable_thinking      enable_thinking is false whatever a request says (chat_template_kwargs has it false too)
+    thinking_default      whether to think where nobody says; None = as the template does
+    max_thinking_budget   reasoning tokens of a request that names no number; None = no limit
+    system_fingerprint    stands in OpenAI's answers; another model or build has another one
     """
 
     host: str
@@ -47,6 +50,9 @@ class HttpConfig:
     chat_template_kwargs: dict[str, Any]
     sampling: SamplingDefaults
     disable_thinking: bool = False
+    thinking_default: bool | None = None
+    max_thinking_budget: int | None = None
+    system_fingerprint: str = "fp_spark"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,10 @@ class ModelNameError(ServerError):
     """The request names a model that is not served."""
 
 
+class NotFoundError(ServerError):
+    """There is no object of this id."""
+
+
 class QueueFullError(ServerError):
     """More requests wait than --max-queue-depth allows."""
 

@@ -73,12 +73,17 @@ class Generation:
         self._matcher = StopMatcher(request.stop_strings)
         self._wants_tokens = request.wants_tokens or request.sampling.num_logprobs is not None
         self._tokens: list[Token] = []
+        self._end_tokens: list[Token] = []
         self._completion_tokens = 0
         self._reasoning_tokens = 0
         self._tool_calls: set[int] = set()
         self._cached_tokens = 0
         self._first_token_at: float | None = None
         self._first: Output | None = None
+
+    @property
+    def prompt_ids(self) -> Sequence[int]:
+        return self._prompt_ids
 
     async def wait_admitted(self) -> None:
         """Return when the engine took the request. Raises what it refused or failed with."""
@@ -157,20 +162,22 @@ class Generation:
         num_shown = len(output.token_ids) - hidden
         deltas: list[AnswerDelta] = []
         for place, token_id in enumerate(output.token_ids):
-            self._count(token_id, output.logprobs[place] if output.logprobs else None)
+            logprobs = output.logprobs[place] if output.logprobs else None
             if place >= num_shown:
+                self._count(token_id, logprobs, self._end_tokens)
                 break
+            self._count(token_id, logprobs, self._tokens)
             text, stop = self._find_stop(self._detokenizer.push([token_id]))
             deltas += self._read(text)
             if stop is not None:
                 return deltas, stop
         return deltas, None
 
-    def _count(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
+    def _count(self, token_id: int, logprobs: TokenLogprobs | None, tokens: list[Token]) -> None:
         self._completion_tokens += 1
         self._reasoning_tokens += self._parser.is_reasoning
         if self._wants_tokens:
-            self._tokens.append(self._token(token_id, logprobs))
+            tokens.append(self._token(token_id, logprobs))
 
     def _find_stop(self, piece: str) -> tuple[str, str | None]:
         """The text to show now and the stop string that ended it."""
@@ -211,7 +218,7 @@ class Generation:
             reasoning_tokens=self._reasoning_tokens,
             ttft_s=0.0 if self._first_token_at is None else self._first_token_at - received,
             generation_s=time.monotonic() - received,
-            tokens=tuple(self._tokens),
+            tokens=(*self._tokens, *self._end_tokens),
         )
 
 

@@ -6,11 +6,12 @@ refusal is a plain HTTP error.
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol
 
+from spark_runtime.types import SamplingParams
 from spark_server.answer_format import AnswerFormat, AnswerPlan
 from spark_server.config import HttpConfig
 from spark_server.engine.client import EngineClient
@@ -23,6 +24,7 @@ from spark_server.errors import (
     RequestTimeoutError,
 )
 from spark_server.generation import Generation, Vocabulary, close_generations
+from spark_server.messages import ChatTemplate
 from spark_server.request import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 
 # A prompt up to this many characters is rendered and tokenised in about a millisecond, less than a thread's round trip
@@ -34,19 +36,6 @@ class Tokenizer(Protocol):
     """What is needed of spark_model.tokenizer.Tokenizer."""
 
     def encode(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]: ...
-
-
-class ChatTemplate(Protocol):
-    """What is needed of spark_model.chat_template.ChatTemplate. Called from several threads."""
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        **kwargs: Any,
-    ) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +179,7 @@ class Pipeline:
             request_id=self._engine.new_request_id(),
             token_ids=token_ids,
             max_tokens=max_tokens,
-            sampling=request.sampling,
+            sampling=self._break_repetitions(request),
             stop_token_ids=sorted({*eos, *request.stop_token_ids}),
             min_tokens=min(request.min_tokens, max_tokens),
             deadline_s=_remaining(request),
@@ -198,6 +187,19 @@ class Pipeline:
             grammar=plan.grammar,
             reasoning_end_ids=self._reasoning_end_ids(plan),
             thinking_budget=request.thinking.budget if plan.reasoning_end_text is not None else None,
+        )
+
+    def _break_repetitions(self, request: GenerationRequest) -> SamplingParams:
+        """DRY works on ids. A text's last id differs with what stands before it, so it is looked at alone and in a word."""
+        sampling = request.sampling
+        if not sampling.dry_multiplier or not request.dry_breakers:
+            return sampling
+        encode = self._text.tokenizer.encode
+        spelt = [
+            encode(text, parse_special=False) for breaker in request.dry_breakers for text in (breaker, f"a{breaker}")
+        ]
+        return replace(
+            sampling, dry_breakers=tuple(sorted({*sampling.dry_breakers, *(ids[-1] for ids in spelt if ids)}))
         )
 
     def _reasoning_end_ids(self, plan: AnswerPlan) -> list[int]:

@@ -102,6 +102,7 @@ class GenerationRequest:
     wants_tokens   deltas carry their tokens; so they do when log probabilities were asked for
     priority       smaller goes first among those who wait
     cache_salt     prompts of different salts share nothing in the prefix cache
+    dry_breakers   texts that end a repetition; they become the ids that sampling.dry_breakers wants
     """
 
     prompt: Prompt
@@ -119,6 +120,7 @@ class GenerationRequest:
     wants_tokens: bool = False
     priority: int = 0
     cache_salt: str | None = None
+    dry_breakers: Sequence[str] = ()
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     structure: Structure | None = None
@@ -186,7 +188,7 @@ class Ending:
     stop_token_id      the token that ended it: EOS, or one of the request's own
     ttft_s             from the request's arrival to its first token; 0 if there was none
     generation_s       from the request's arrival to its end
-    tokens             what came since the last delta
+    tokens             what came since the last delta, and at their end the stop token
     """
 
     reason: EndReason

@@ -3,8 +3,10 @@
 Precedence: flag, environment, recipe, MODEL.toml, the checkpoint, the built-in default.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from typing import Any, TypeVar
 
 from spark_model.checkpoint import Checkpoint, ModelFacts
@@ -82,7 +84,10 @@ def resolve(
         origin["max_seq_len"] = "checkpoint"
     config = ServeConfig(
         checkpoint=checkpoint,
-        http=_http_config(merged, model_name, max_model_len, sampling),
+        http=replace(
+            _http_config(merged, model_name, max_model_len, sampling, model_toml),
+            system_fingerprint=_fingerprint(facts, checkpoint, _settled(merged.options.model.dtype)),
+        ),
         engine=_engine_config(merged, checkpoint, machine, max_model_len, memory_bound_bytes, kv_cache_bytes),
         log_level=_settled(merged.options.server.log_level),
         origin=origin,
@@ -108,7 +113,9 @@ def _given(value: T | Unset, otherwise: T) -> T:
     return otherwise if value is UNSET else value
 
 
-def _http_config(merged: Merged, model_name: str, max_model_len: int, sampling: SamplingDefaults) -> HttpConfig:
+def _http_config(
+    merged: Merged, model_name: str, max_model_len: int, sampling: SamplingDefaults, model_toml: ModelToml | None
+) -> HttpConfig:
     server, template = merged.options.server, merged.options.template
     names = _given(merged.options.model.model_name, model_name).split(",")
     disable_thinking = _given(template.disable_thinking, False)
@@ -130,7 +137,24 @@ def _http_config(merged: Merged, model_name: str, max_model_len: int, sampling: 
         chat_template_kwargs=chat_template_kwargs,
         sampling=sampling,
         disable_thinking=disable_thinking,
+        thinking_default=None if model_toml is None else model_toml.thinking_default,
+        max_thinking_budget=_given(
+            template.max_thinking_budget, None if model_toml is None else model_toml.max_thinking_budget
+        ),
     )
+
+
+def _fingerprint(facts: ModelFacts, checkpoint: Checkpoint, dtype: str) -> str:
+    """The same for the same model, number format and build; no path goes into it."""
+    parts = [
+        version("spark-server"),
+        checkpoint.path.name,
+        checkpoint.kind,
+        facts.architecture,
+        facts.weight_bytes,
+        dtype,
+    ]
+    return "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:10]
 
 
 def _engine_config(

@@ -11,6 +11,7 @@ from spark_server.answer_format import AnswerFormat
 from spark_server.config import ServeConfig
 from spark_server.engine.supervisor import EngineSupervisor
 from spark_server.http.server import serve
+from spark_server.messages import fit_template
 from spark_server.pipeline import ModelText
 
 
@@ -34,7 +35,7 @@ def load_text(config: ServeConfig) -> ModelText:
         tokenizer=tokenizer,
         eos_token_ids=sorted({*tokenizer.eos_token_ids, *read_facts(config.checkpoint).eos_token_ids}),
         vocabulary=_Vocabulary(tokenizer),
-        chat_template=template,
+        chat_template=None if template is None else fit_template(template),
         answer_format=AnswerFormat(),
     )
 

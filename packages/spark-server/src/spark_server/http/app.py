@@ -7,7 +7,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from spark_kernels.errors import SparkError
-from spark_server.http.chat import create_chat_completion
+from spark_server.http.chat import create_chat_completion, retrieve_chat_completion
 from spark_server.http.completions import create_completion
 from spark_server.http.errors import answer_error, answer_routing_error
 from spark_server.http.health import check_health, check_live, show_root
@@ -30,6 +30,7 @@ ROUTES = [
     Route("/v1/models", list_models, methods=["GET"]),
     Route("/v1/models/{model:path}", retrieve_model, methods=["GET"]),
     Route("/v1/chat/completions", create_chat_completion, methods=["POST"]),
+    Route("/v1/chat/completions/{completion_id}", retrieve_chat_completion, methods=["GET"]),
     Route("/v1/completions", create_completion, methods=["POST"]),
 ]
 

@@ -19,6 +19,7 @@ from spark_server.errors import (
     EngineFailedError,
     InvalidRequestError,
     ModelNameError,
+    NotFoundError,
     NotReadyError,
     PromptTooLongError,
     QueueFullError,
@@ -54,6 +55,7 @@ ERRORS: Mapping[type[Exception], ErrorRow] = {
     InvalidRequestError: ErrorRow(400, "invalid_request_error", None),  # the error brings its own code
     TemplateError: ErrorRow(400, "invalid_request_error", "chat_template_error"),
     ModelNameError: ErrorRow(404, "not_found_error", "model_not_found"),
+    NotFoundError: ErrorRow(404, "not_found_error", "not_found"),
     BodyTooLargeError: ErrorRow(413, "invalid_request_error", "request_too_large"),
     QueueFullError: ErrorRow(429, "rate_limit_exceeded", "queue_full", retry_after_s=1),
     ShuttingDownError: ErrorRow(503, "server_error", "shutting_down", retry_after_s=5),

@@ -13,6 +13,7 @@ from spark_server.http.disconnect import while_connected
 from spark_server.http.drain import Drain
 from spark_server.pipeline import Pipeline
 from spark_server.protocols.body import UnknownKeys
+from spark_server.stores.chat_completions import ChatCompletionStore, MemoryChatCompletions
 
 Result = TypeVar("Result")
 
@@ -28,6 +29,7 @@ class Services:
     drain: Drain
     started: int
     unknown_keys: UnknownKeys = field(default_factory=UnknownKeys)
+    chat_completions: ChatCompletionStore = field(default_factory=MemoryChatCompletions)
 
     async def run(self, request: Request, work: Awaitable[Result]) -> Result:
         """Await `work` for a client. Raises ClientGoneError when it goes, ShuttingDownError when the drain is over."""

@@ -131,7 +131,8 @@ def _template_variable_problem(key: str, value: object) -> str:
                 return ""
             return f"{key}: expected one of {', '.join(_EFFORTS)}, got {value!r}{suggest(str(value), _EFFORTS)}"
         case "thinking_budget":
-            return f"{key}: not available in this build; leave it out"
+            is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+            return "" if is_count else f"{key}: expected a whole number from 0 up, got {value!r}"
         case _:
             known = ("enable_thinking", "preserve_thinking", "reasoning_effort", "thinking_budget")
             return f"unknown key {key!r}{suggest(key, known) or '; known are ' + ', '.join(known)}"

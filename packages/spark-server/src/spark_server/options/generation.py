@@ -28,11 +28,11 @@ class TemplateOptions:
         "Never think, whatever a request says.", aliases=("--stupify",), recipe_rank=45
     )
     max_thinking_budget: int | Unset = option(
-        "Most tokens of thinking.",
+        "Tokens of thinking for requests that name no number; a request's effort makes it 1/4 to 4 times as many, which "
+        "no request exceeds.",
         unit="tokens",
-        default_note="MODEL.toml",
+        default_note="MODEL.toml, then no limit",
         minimum=0,
-        available=False,
         recipe_rank=30,
     )
     reasoning_parser: str | Unset = option(

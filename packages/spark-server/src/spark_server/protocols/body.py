@@ -41,7 +41,7 @@ class UnknownKeys:
 
 
 def decode_body(data: bytes, kind: type[Body]) -> tuple[Body, list[str]]:
-    """The body and the keys of its object that `kind` does not have.
+    """The body and the keys of its object that `kind` does not have, nor names in a class variable `ignored`.
 
     Raises InvalidRequestError with the path of what is wrong.
     """
@@ -60,7 +60,7 @@ def decode_body(data: bytes, kind: type[Body]) -> tuple[Body, list[str]]:
         raise InvalidRequestError(f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise InvalidRequestError("the body is not valid JSON for this server: it is nested too deeply") from None
-    known = kind.__struct_encode_fields__
+    known = {*kind.__struct_encode_fields__, *getattr(kind, "ignored", ())}
     return body, [key for key in keys if key not in known]
 
 

@@ -17,6 +17,8 @@ from spark_server.protocols.body import check_range
 MAX_STOP_STRINGS = 16
 MAX_LOGIT_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
+MAX_DRY_BREAKERS = 64
+DRY_BREAKERS = ("\n", ":", '"', "*")  # where DRY was first implemented, repetitions end at these
 SEED_RANGE = 2**63
 
 
@@ -36,6 +38,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     dry_multiplier: float | None = None
     dry_base: float | None = None
     dry_allowed_length: int | None = None
+    dry_sequence_breakers: list[str] | None = None
     xtc_probability: float | None = None
     xtc_threshold: float | None = None
     min_tokens: int | None = None
@@ -121,6 +124,7 @@ def lower_limits(fields: SamplingFields, config: HttpConfig, *, max_tokens: int 
         "timeout_s": config.request_timeout_s if fields.timeout is None else fields.timeout,
         "priority": fields.priority or 0,
         "cache_salt": fields.cache_salt,
+        "dry_breakers": _lower_breakers(fields.dry_sequence_breakers),
     }
 
 
@@ -133,6 +137,19 @@ def lower_stop(stop: str | Sequence[str] | None, name: str = "stop") -> tuple[st
     if "" in stops:
         raise InvalidRequestError(f"Invalid '{name}': a stop string is empty, expected at least one character.", name)
     return stops
+
+
+def _lower_breakers(breakers: Sequence[str] | None) -> tuple[str, ...]:
+    name = "dry_sequence_breakers"
+    if breakers is None:
+        return DRY_BREAKERS
+    if len(breakers) > MAX_DRY_BREAKERS:
+        raise InvalidRequestError(
+            f"Invalid '{name}': {len(breakers)} strings, the maximum is {MAX_DRY_BREAKERS}.", param=name
+        )
+    if "" in breakers:
+        raise InvalidRequestError(f"Invalid '{name}': a string is empty, expected at least one character.", name)
+    return tuple(breakers)
 
 
 def _lower_logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
